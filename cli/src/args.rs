@@ -56,6 +56,17 @@ pub enum Command {
         #[arg(value_name = "JOB")]
         address: Option<String>,
     },
+    /// Let the ranks of a host leave an elastic job at their next commit.
+    #[command(after_help = "Example: gradwire drain node2")]
+    Drain {
+        /// The host, as the job names it.
+        host: String,
+        /// The job [default: your job on this host].
+        ///
+        /// Its id. You must have started it on this host.
+        #[arg(value_name = "JOB")]
+        job: Option<String>,
+    },
     /// Record a running job in a trace file for Perfetto or Chrome.
     #[command(after_help = "Example: gradwire trace --seconds 5 -o trace.json")]
     Trace(trace::Options),

@@ -53,19 +53,37 @@ pub fn coordinator(named: Option<&str>) -> Result<String, CommandError> {
         }
         _ => {}
     }
+    let jobs = running()?;
+    match (named, &jobs[..]) {
+        (None, []) => on_this_host(),
+        _ => Ok(choose(named, &jobs)?.coordinator.to_string()),
+    }
+}
+
+/// A job that this user has started on this host: by its id, or the only one.
+///
+/// # Errors
+/// [`CommandError`] if no job matches, or several do.
+pub fn own_job(named: Option<&str>) -> Result<RunningJob, CommandError> {
+    let jobs = running()?;
+    choose(named, &jobs).cloned()
+}
+
+fn running() -> Result<Vec<RunningJob>, CommandError> {
     let jobs = run_file::running().map_err(|error| {
         CommandError::failed(format!("can't find the running jobs: {error}")).hint(NAME_IT)
     })?;
     if let Some(removed) = jobs.removed() {
         print_line(format_args!("gradwire: {removed}"));
     }
-    match (named, &jobs.running[..]) {
-        (Some(id), jobs) => match jobs.iter().find(|job| job.job == id) {
-            Some(job) => Ok(job.coordinator.to_string()),
-            None => Err(unknown(id, jobs)),
-        },
-        (None, []) => on_this_host(),
-        (None, [job]) => Ok(job.coordinator.to_string()),
+    Ok(jobs.running)
+}
+
+fn choose<'a>(named: Option<&str>, jobs: &'a [RunningJob]) -> Result<&'a RunningJob, CommandError> {
+    match (named, jobs) {
+        (Some(id), jobs) => jobs.iter().find(|job| job.job == id).ok_or_else(|| unknown(id, jobs)),
+        (None, []) => Err(CommandError::failed("you have no job on this host")),
+        (None, [job]) => Ok(job),
         (None, jobs) => {
             let what = format!("{} of your jobs run on this host", jobs.len());
             Err(CommandError::failed(what).hint(format!("give one of {}", listed(jobs))))

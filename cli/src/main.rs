@@ -18,7 +18,13 @@ use gradwire_cli::{
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
     error::CommandError,
-    launch::{dry_run, elastic::Elastic, places, plan::Plan},
+    launch::{
+        dry_run,
+        elastic::Elastic,
+        places,
+        plan::Plan,
+        requests::{self, Request},
+    },
 };
 use gradwire_services::launch::ITSELF;
 
@@ -59,6 +65,14 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             let address = find::coordinator(address.as_deref())?;
             block_on(top::run(&address))??;
             Ok(ExitCode::SUCCESS)
+        }
+        Command::Drain { host, job } => {
+            let job = find::own_job(job.as_deref())?.job;
+            let answer = requests::ask(&job, &Request::Drain { host }).map_err(|error| {
+                let what = format!("the launcher of job {job} does not answer: {error}");
+                CommandError::failed(what).hint("only elastic jobs can be changed: --min-np")
+            })?;
+            print(&format!("{}\n", answer.map_err(CommandError::failed)?))
         }
         Command::Trace(options) => {
             let address = find::coordinator(options.address.as_deref())?;

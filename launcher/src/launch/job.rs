@@ -40,6 +40,7 @@ use self::{
 use super::{
     plan::Plan,
     report::{Cause, JobReport},
+    requests::Request,
 };
 use crate::signals::passed;
 
@@ -218,6 +219,10 @@ impl Job {
             }
             Event::Waiting { worker, .. } => self.waiting(worker, now),
             Event::Listed(list) => self.listed(list),
+            Event::Asked(Request::Drain { host }) => {
+                let answer = self.drain(&host);
+                self.commands.push(Command::Answer(answer));
+            }
             Event::Stopped { node } => self.hosts[node].stopped = true,
             Event::Lost { node, what, at } => self.lost(node, what, at, now),
             Event::Interrupted { signal } => self.interrupted(signal, now),

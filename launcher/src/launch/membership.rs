@@ -103,6 +103,8 @@ struct Place {
     host: Host,
     /// Whether the user's list or script names the host now.
     listed: bool,
+    /// The user has taken it off for good.
+    is_drained: bool,
     agent: Agent,
     /// When the agent answered.
     since: Duration,
@@ -115,7 +117,7 @@ impl Place {
     fn new(host: Host) -> Self {
         let slots = vec![Slot::default(); host.slots as usize];
         let (agent, since, faults) = (Agent::None, Duration::ZERO, Faults::default());
-        Self { host, listed: true, agent, since, faults, slots }
+        Self { host, listed: true, is_drained: false, agent, since, faults, slots }
     }
 
     fn is_server(&self) -> bool {
@@ -277,7 +279,8 @@ impl Membership {
     /// Takes a new list of hosts. A host keeps its place and its quarantine.
     pub fn list(&mut self, hosts: &[Host]) {
         for place in &mut self.places {
-            place.listed = place.is_server() || hosts.iter().any(|it| it.name == place.host.name);
+            let is_named = hosts.iter().any(|it| it.name == place.host.name);
+            place.listed = place.is_server() || is_named && !place.is_drained;
         }
         for host in hosts {
             match self.places.iter_mut().find(|place| place.host.name == host.name) {
@@ -291,10 +294,27 @@ impl Membership {
         }
     }
 
-    /// Takes a host off the list. Returns whether it was on it.
-    pub fn unlist(&mut self, host: &str) -> bool {
-        let place = self.places.iter_mut().find(|place| place.listed && place.host.name == host);
-        place.map(|place| place.listed = false).is_some()
+    /// Takes a host off the list for good.
+    ///
+    /// # Errors
+    /// A text, if the job does not have the host, or no other one with slots.
+    pub fn drain(&mut self, host: &str) -> Result<(), String> {
+        let has_slots = |place: &&Place| place.listed && place.host.slots > 0;
+        let names: Vec<_> =
+            self.places.iter().filter(has_slots).map(|place| place.host.name.clone()).collect();
+        if !names.iter().any(|name| name == host) {
+            return Err(format!(
+                "the job has no host '{host}'; its hosts are {}",
+                names.join(", ")
+            ));
+        }
+        if names.len() == 1 {
+            return Err(format!("host {host} is the only host of the job; add another one first"));
+        }
+        for place in self.places.iter_mut().filter(|place| place.host.name == host) {
+            (place.listed, place.is_drained) = (false, true);
+        }
+        Ok(())
     }
 
     /// What to start now, so that the job gets as many workers as it may have, and its spares.

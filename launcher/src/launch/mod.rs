@@ -5,6 +5,7 @@
 //! - [`report`], [`job`]: the report at the end, and what to do next (pure)
 //! - [`metrics_file`]: where Prometheus finds the metrics
 //! - [`link`], [`places`], [`targets`], [`discovery`]: agents, addresses, hosts that come later
+//! - [`requests`]: what other commands ask of a running job
 //! - [`lines`], [`console`], [`files`], [`fold`], [`drain`]: output, its files, errors that ranks
 //!   report alike, the end of output
 
@@ -24,6 +25,7 @@ pub mod metrics_file;
 pub mod places;
 pub mod plan;
 pub mod report;
+pub mod requests;
 pub mod targets;
 
 use std::{
@@ -165,6 +167,17 @@ pub async fn run(
         .discovery
         .take()
         .map(|(script, hosts)| tasks.spawn(script.watch(Ok(hosts), shared.events.clone())));
+    let (answers, decided) = mpsc::channel(1);
+    let asked = plan.elastic.is_some().then(|| match requests::listen(&plan.job) {
+        Ok(listener) => {
+            Some(tasks.spawn(requests::serve(listener, shared.events.clone(), decided)))
+        }
+        // The job does not need it.
+        Err(error) => {
+            tracing::warn!(%error, "gradwire drain can't reach this job");
+            None
+        }
+    });
     // Only an elastic job opens further links.
     let mut later = plan.elastic.is_some().then_some(shared);
 
@@ -234,6 +247,8 @@ pub async fn run(
                         }
                     });
                 }
+                // One request waits at a time, so there is room.
+                Command::Answer(answer) => drop(answers.try_send(answer)),
                 // A note may get lost: the launcher must not wait.
                 Command::Say(text) => drop(console.try_send(Line::note(&text).into())),
                 Command::Note(text) if options.verbose => {
@@ -262,7 +277,7 @@ pub async fn run(
         }
     };
     drop((metrics_file, run_file, later.take()));
-    watch.iter().for_each(AbortHandle::abort);
+    watch.iter().chain(asked.iter().flatten()).for_each(AbortHandle::abort);
     if options.verbose && report.code == 0 {
         let seconds = born.elapsed().as_secs_f64();
         let (ranks, hosts) = (count(size, "rank"), count(hosts, "host"));

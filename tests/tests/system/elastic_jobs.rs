@@ -148,6 +148,25 @@ fn hosts_come_and_go_as_the_script_says() {
 }
 
 #[test]
+fn a_drained_host_leaves() {
+    let job = launch(&["-np", "4", "-H", TWO_HOSTS, "--min-np", "1"]).start();
+    until_epoch(&job, 0, 4);
+    let drain = |host: &str| {
+        let mut gradwire = std::process::Command::new(programs::gradwire());
+        gradwire.args(["drain", host]).env("TMPDIR", job.folder()).env_remove("XDG_RUNTIME_DIR");
+        let done = gradwire.output().unwrap();
+        let text = [done.stdout, done.stderr].concat();
+        (done.status.success(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let (done, text) = drain("127.0.0.3");
+    assert!(!done && text.contains("its hosts are 127.0.0.1, 127.0.0.2"), "{text}");
+    let (done, text) = drain("127.0.0.1");
+    assert!(done && text == "the ranks of host 127.0.0.1 leave at their next commit\n", "{text}");
+    until_epoch(&job, 1, 2);
+    stop(job, "2 ranks on 1 host");
+}
+
+#[test]
 fn a_wrong_script_starts_nothing() {
     let launch = launch(&["-np", "2", "--min-np", "1"]);
     let script = launch.script("discover", "#!/bin/sh\necho a:0\n").display().to_string();

@@ -8,6 +8,7 @@ use super::{Host, Job, Phase, events::Command};
 use crate::launch::{
     hosts,
     membership::{Change, Request},
+    requests::Answer,
 };
 
 impl Job {
@@ -110,6 +111,17 @@ impl Job {
         epochs.has_finished |= end.is_well();
         epochs.lost += u32::from(!end.is_well() && !is_over);
         true
+    }
+
+    /// Lets the ranks of a host leave at their next commit.
+    pub(super) fn drain(&mut self, host: &str) -> Answer {
+        let Some(epochs) = self.epochs.as_mut().filter(|_| self.ranks_ran) else {
+            return Err("the job is still starting".to_owned());
+        };
+        epochs.members.drain(host)?;
+        let text = format!("the ranks of host {host} leave at their next commit");
+        self.say(text.clone());
+        Ok(text)
     }
 
     /// Takes a new list of hosts from the discovery script, or the reason why there is none.

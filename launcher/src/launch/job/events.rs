@@ -7,7 +7,11 @@ use std::{
 
 use gradwire_services::launch::{Order, ProcessEnd, Role};
 
-use crate::launch::{hosts::Host, metrics_file::DaemonMetrics};
+use crate::launch::{
+    hosts::Host,
+    metrics_file::DaemonMetrics,
+    requests::{Answer, Request},
+};
 
 /// Something that happened. Times are since the launch began, by the launcher's clock. `node` is
 /// the number of an agent, which is that of its node as long as no host comes or goes.
@@ -22,6 +26,8 @@ pub enum Event {
     Refused { node: usize, what: String, hint: String },
     /// A process runs.
     Started { node: usize, role: Role, pid: u32, at: Duration },
+    /// Another command asks for something.
+    Asked(Request),
     /// A process can't be started.
     Failed { node: usize, role: Role, what: String },
     /// A service wrote a line on its standard output.
@@ -61,6 +67,8 @@ pub enum Command {
     Note(String),
     /// A line for the user.
     Say(String),
+    /// The answer to the last request.
+    Answer(Answer),
     /// Suspend the launcher, soon after the orders before this.
     Suspend,
     /// All daemons of an epoch serve: tell where, and how many ranks they have.

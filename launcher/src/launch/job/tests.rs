@@ -66,6 +66,7 @@ fn step(job: &mut Job, event: Event, at: u64) -> Vec<String> {
         Command::Suspend => Some("suspend".to_owned()),
         Command::Reach { agent, host } => Some(format!("{agent}:reach {host}")),
         Command::Say(text) => Some(text),
+        Command::Answer(answer) => Some(format!("{answer:?}")),
         Command::Note(_) | Command::Serving { .. } => None,
     });
     orders.collect()

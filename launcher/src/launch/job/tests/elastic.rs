@@ -352,6 +352,23 @@ fn a_host_that_is_no_longer_listed_leaves() {
 }
 
 #[test]
+fn a_drained_host_leaves_for_good() {
+    let mut job = running(|_| {});
+    let drain = |host: &str| Event::Asked(Request::Drain { host: host.to_owned() });
+    let unknown = "the job has no host 'c'; its hosts are a, b";
+    assert_eq!(step(&mut job, drain("c"), 1400), [format!("Err({unknown:?})")]);
+    let orders = step(&mut job, drain("a"), 1400);
+    let text = "the ranks of host a leave at their next commit";
+    assert_eq!(orders[..2], [text.to_owned(), format!("Ok({text:?})")]);
+    assert!(orders[2..].iter().any(|order| order.contains("removed: true")), "{orders:?}");
+    let only = "host b is the only host of the job; add another one first";
+    assert_eq!(step(&mut job, drain("b"), 1410), [format!("Err({only:?})")]);
+    step(&mut job, Event::Listed(Ok(parse_list("a:2,b:2").unwrap())), 1420);
+    daemon_ends(&mut job, 0, 0, 1500);
+    assert_eq!(daemon_ends(&mut job, 1, 0, 1510), ["0:stop 3000"], "also if a script lists it");
+}
+
+#[test]
 fn spares_replace_a_lost_rank_at_once() {
     let mut job = running(|rules| rules.spares = 1);
     let spare = started(&mut job, 1, 2, 1010);
