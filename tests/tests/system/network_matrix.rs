@@ -230,6 +230,13 @@ fn small_sums_survive_resets() {
     survives_resets(30, &["data.lanes=1"], &["loop:6000:10"], "looped");
 }
 
+/// These sums are exact in bf16.
+#[test]
+fn sums_in_short_form_survive_resets() {
+    let set = ["data.compression=bf16", "negotiation.algorithm=recursive-doubling"];
+    survives_resets(10, &set, &["loop:80:60000"], "looped");
+}
+
 #[test]
 #[ignore = "takes minutes; run by make soak"]
 fn sums_survive_many_resets() {
