@@ -312,7 +312,7 @@ impl Array {
         self.place(arena.adoption(SIZE as u64)?.make()?)
     }
 
-    /// The file behind the descriptor, and the one that is mapped.
+    /// The file behind the descriptor, and the mapped file.
     fn files(&self) -> (u64, u64) {
         let inode = rustix::fs::fstat(&self.fd).unwrap().st_ino;
         let address = self.start.addr();

@@ -81,7 +81,7 @@ impl Arena {
 enum Fate {
     Renewed,
     Retired,
-    /// There was no block of it.
+    /// It contained no block in use.
     Dropped,
 }
 

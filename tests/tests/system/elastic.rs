@@ -83,7 +83,7 @@ enum Next {
 }
 
 impl Trainer {
-    /// Trains until it is told to end.
+    /// Trains until it receives the order to end.
     fn run(mut self) {
         if self.session.epoch() > 1 {
             // The others have been there before.
