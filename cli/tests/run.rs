@@ -111,7 +111,8 @@ fn a_killed_agent_leaves_nothing() {
     kill("KILL", agent.trim().parse().unwrap());
     let output = finish(child);
     assert_eq!(output.code, Some(1), "{output:?}");
-    let expected = "gradwire: the connection to host localhost was lost: was killed by SIGKILL";
+    let expected =
+        "gradwire: the connection to host localhost was lost: its agent was killed by SIGKILL";
     assert!(output.stderr.contains(expected), "{output:?}");
     place.assert_clean(false);
 }

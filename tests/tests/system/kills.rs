@@ -274,8 +274,9 @@ fn an_agent_is_killed() {
         let report = job.finish();
         report.assert_notified(&left, fault, &[&format!("host {host}")]);
         report.assert_code(1);
-        let verdict =
-            format!("gradwire: the connection to host {host} was lost: was killed by SIGKILL");
+        let verdict = format!(
+            "gradwire: the connection to host {host} was lost: its agent was killed by SIGKILL"
+        );
         report.assert_verdict(&[&verdict]);
     }
 }
