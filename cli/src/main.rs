@@ -18,13 +18,7 @@ use gradwire_cli::{
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
     error::CommandError,
-    launch::{
-        dry_run,
-        elastic::Elastic,
-        places,
-        plan::Plan,
-        requests::{self, Request},
-    },
+    launch::{dry_run, elastic::Elastic, job::events::Request, places, plan::Plan, requests},
 };
 use gradwire_services::launch::ITSELF;
 

@@ -34,7 +34,7 @@ pub use adoption::{Adoption, AdoptionPlace};
 pub use block::{ArenaBlock, Owner, take_back};
 pub use error::{ArenaError, RegisterError};
 pub use growth::{ArenaConfig, SPARE};
-pub use renewal::Renewed;
+pub use shared::Renewed;
 pub use shared::{ALIGNMENT, ArenaStats, Register, Release};
 use shared::{ArenaState, Daemon, Kind, Lent, Made, Shared, Slot};
 

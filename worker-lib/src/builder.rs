@@ -18,12 +18,12 @@ use gradwire_shm::{
 #[cfg(doc)]
 use crate::error::GradwireError;
 use crate::{
+    elastic::Elastic,
     epoch::Membership,
     error::Result,
     handover,
     launch::{Launch, Place, bad},
-    panics,
-    rejoin::{self, Elastic},
+    panics, rejoin,
     session::{Limits, Session},
     shared::Shared,
     stats::Counts,

@@ -15,7 +15,7 @@
 mod groups;
 mod messages;
 mod moves;
-mod reductions;
+pub(crate) mod reductions;
 mod slices;
 
 use std::{sync::Arc, thread};
@@ -36,8 +36,6 @@ use crate::{
     sizes,
     task::Unwinding,
 };
-
-pub(crate) use reductions::reduced;
 
 /// The rows of all ranks, concatenated along the first dimension.
 #[derive(Debug)]

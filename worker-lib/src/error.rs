@@ -35,7 +35,7 @@ pub enum GradwireError {
     #[error("GRADWIRE_SECRET: {0}")]
     Secret(#[from] SecretError),
     /// No daemon answers at its socket.
-    #[error("no daemon (gradwired) answers at {socket}: {source}; is it running on this machine?")]
+    #[error("no daemon (gradwired) answers at {socket}: {source}; {}", remedy(source))]
     Connect {
         /// The socket: a path, or `@name` in the abstract namespace.
         socket: String,
@@ -101,6 +101,14 @@ pub enum GradwireError {
     /// The session was shut down.
     #[error("this session was shut down")]
     Closed,
+}
+
+/// What to do if no connection to the daemon can be made.
+fn remedy(error: &io::Error) -> &'static str {
+    match rustix::io::Errno::from_io_error(error) {
+        Some(rustix::io::Errno::MFILE) => "raise the limit of open files (ulimit -n)",
+        _ => "is it running on this machine?",
+    }
 }
 
 impl GradwireError {

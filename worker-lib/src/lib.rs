@@ -152,6 +152,7 @@ mod adopted;
 mod background;
 mod builder;
 mod collectives;
+mod elastic;
 mod element;
 mod epoch;
 mod error;
@@ -195,6 +196,7 @@ mod watch;
 pub use adopted::{Adoption, Preparation};
 pub use builder::SessionBuilder;
 pub use collectives::Gathered;
+pub use elastic::{Change, Rejoined};
 pub use element::{Bool, Element};
 pub use error::GradwireError;
 pub use gate::Gate;
@@ -219,7 +221,6 @@ pub use options::{
     ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
 };
 pub use process_set::ProcessSet;
-pub use rejoin::{Change, Rejoined};
 pub use session::Session;
 pub use sparse::{Number, SparseReduced, SparseRows};
 pub use stats::{ArenaStats, Stats};

@@ -19,16 +19,15 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::{Epoch, ProcessSetId, pb::worker_message::Message};
-use parking_lot::Mutex;
+use gradwire_proto::{ProcessSetId, pb::worker_message::Message};
 
 use crate::{
+    elastic::{Change, Elastic, Rejoined, Turn},
     epoch::Membership,
     error::{GradwireError, Result},
     formation::{Formation, Hello, KnownSet},
     handle::{Handle, WaitError},
     handover,
-    launch::Launch,
     options::{AllgatherOptions, Common},
     session::Session,
     shared::{Shared, gives_up},
@@ -40,60 +39,6 @@ const SLICE: Duration = Duration::from_millis(50);
 
 /// The name of the first operation of an epoch.
 const NAME: &str = "gradwire.epoch";
-
-/// A change of the membership that the launcher of an elastic job wants. The next epoch begins with
-/// it: see [`Session::pending_change`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Change {
-    /// Processes wait for the next epoch.
-    pub added: bool,
-    /// Some processes or hosts should leave.
-    pub removed: bool,
-}
-
-/// What the program needs to know of the epoch that it has joined.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Rejoined {
-    /// The number of the epoch.
-    pub epoch: u64,
-    /// Some rank may lack the state of the others, because it came later. That is so until a vote
-    /// in which it took part has ended.
-    pub newcomers: bool,
-    /// If the end of the last epoch has interrupted [`Session::vote`]: the result of that vote, the
-    /// same on all ranks.
-    pub vote: Option<bool>,
-}
-
-/// What a session of an elastic job needs to join the next epoch.
-pub(crate) struct Elastic {
-    pub(crate) launch: Launch,
-    pub(crate) worker: u32,
-    /// The session was shut down.
-    closed: AtomicBool,
-    /// Held by the thread that rejoins.
-    turn: Mutex<Turn>,
-}
-
-/// What only the thread that rejoins uses.
-struct Turn {
-    /// The last epoch that this process has attached to.
-    attached: Epoch,
-    rejoined: Option<Rejoined>,
-}
-
-impl Elastic {
-    pub(crate) fn new(launch: Launch, worker: u32, attached: Epoch) -> Self {
-        let turn = Mutex::new(Turn { attached, rejoined: None });
-        Self { launch, worker, closed: AtomicBool::new(false), turn }
-    }
-
-    /// The session is shut down. Ends and waits for a thread that rejoins.
-    pub(crate) fn close(&self) {
-        self.closed.store(true, SeqCst);
-        drop(self.turn.lock());
-    }
-}
 
 /// What a process waits for.
 pub(crate) fn awaited(worker: u32) -> String {

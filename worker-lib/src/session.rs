@@ -17,6 +17,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::{
     background::Background,
+    elastic::Elastic,
     element::Element,
     epoch::Membership,
     error::{GradwireError, Result},
@@ -26,7 +27,6 @@ use crate::{
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     panics,
     process_set::ProcessSet,
-    rejoin::Elastic,
     shared::{Shared, gives_up},
     sizes,
     stats::{Counts, Stats},

@@ -36,10 +36,10 @@ use gradwire_trace::Kind;
 use parking_lot::Mutex;
 
 use crate::{
+    elastic::Change,
     error::{GradwireError, Result},
     link,
     memory::{Keep, Output},
-    rejoin::Change,
     segments::Segments,
     stats::Counts,
     tickets::{self, Key, NoTicket, Tickets},

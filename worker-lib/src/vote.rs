@@ -7,7 +7,7 @@
 use gradwire_proto::{Collective, ReduceOp};
 
 use crate::{
-    collectives::{Target, reduced},
+    collectives::{Target, reductions::reduced},
     error::{GradwireError, Result},
     formation::VoteId,
     handle::Handle,

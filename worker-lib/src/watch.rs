@@ -18,9 +18,9 @@ use gradwire_proto::{
 use gradwire_shm::{arena::Arena, handover::HandoverError};
 
 use crate::{
+    elastic::Change,
     error::GradwireError,
     link::{self, LinkError},
-    rejoin::Change,
     results,
     shared::{Shared, Unwatched},
 };

@@ -156,7 +156,7 @@ impl Sink for Arrivals<'_> {
             && piece.takes(step, offset, length.into())
             && piece.is_in_one_place(step, offset, length.into());
         if is_direct {
-            self.unconfirmed.before_write(piece, step, offset, length.into());
+            piece.keep_before_write(self.unconfirmed, step, offset, length.into());
         }
         Ok(Some(Target { step, is_direct }))
     }

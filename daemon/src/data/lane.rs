@@ -337,7 +337,7 @@ impl Runner {
             let Some(running) = self.pieces.remove(sequence) else { continue };
             self.in_flight.remove(1);
             let since = self.meter.spent(Doing::Idle);
-            self.unconfirmed.before_end(&running);
+            running.keep_before_end(&mut self.unconfirmed);
             running.publish(self.store(&running.piece), &self.config.pool, self.config.chunk);
             let (piece, staging) = running.into_parts();
             self.spare.push(staging);

@@ -136,7 +136,7 @@ impl Running {
         let at_once = if pool.has_helpers() { CHUNKS_AT_ONCE * chunk } else { chunk };
         let next = self.progress.next_local(&self.piece.plan, at_once);
         let Some(Chunk { step, offset, bytes }) = next else { return false };
-        unconfirmed.before_write(self, step, offset, bytes);
+        self.keep_before_write(unconfirmed, step, offset, bytes);
         self.reduce_local(step, offset, bytes, None, Some((pool, chunk)));
         let now = meter.spent_on(Doing::Reduce, self.piece.sequence, bytes, None);
         self.advance(step, offset, bytes, now);
@@ -182,7 +182,7 @@ impl Running {
         let plan = self.piece.plan.clone();
         let planned = &plan.steps[step as usize];
         let bytes = received.len() as u64;
-        unconfirmed.before_write(self, step, offset, bytes);
+        self.keep_before_write(unconfirmed, step, offset, bytes);
         let sequence = self.piece.sequence;
         match (planned.fused, planned.work) {
             (Some(local), _) => {
@@ -243,7 +243,7 @@ impl Running {
     }
 
     /// A copy of what was sent as a chunk, from its byte `from` on.
-    pub(crate) fn copy_of(&self, chunk: &Sent, from: u64) -> Vec<u8> {
+    fn copy_of(&self, chunk: &Sent, from: u64) -> Vec<u8> {
         let bytes = u64::from(chunk.header.length) - from;
         let range = self.range(chunk.step, chunk.header.offset + from, bytes);
         match self.sent_input(chunk.step, &range) {
@@ -252,8 +252,36 @@ impl Running {
         }
     }
 
+    /// A step is about to write these bytes of its message to the staging buffer. Keeps what peers
+    /// may lack of the bytes that were sent from there.
+    pub(super) fn keep_before_write(
+        &self,
+        unconfirmed: &mut Unconfirmed,
+        step: u32,
+        offset: u64,
+        bytes: u64,
+    ) {
+        if unconfirmed.remembers() && self.overwrites_sent(step) {
+            self.keep(unconfirmed, |chunk| self.changes(chunk, step, offset..offset + bytes));
+        }
+    }
+
+    /// The piece has ended, and its memory is about to belong to others. Keeps what peers may lack.
+    pub(super) fn keep_before_end(&self, unconfirmed: &mut Unconfirmed) {
+        if unconfirmed.remembers() {
+            self.keep(unconfirmed, |_| true);
+        }
+    }
+
+    fn keep(&self, unconfirmed: &mut Unconfirmed, which: impl Fn(&Sent) -> bool) {
+        let sequence = self.piece.sequence.0;
+        let peers = self.piece.plan.peers.iter().map(|&peer| self.piece.nodes[peer as usize]);
+        let which = |chunk: &Sent| chunk.header.sequence == sequence && which(chunk);
+        unconfirmed.keep(peers, which, |chunk, from| self.copy_of(chunk, from));
+    }
+
     /// Whether a step may write to bytes of the buffer that an earlier step sends.
-    pub(crate) fn overwrites_sent(&self, step: u32) -> bool {
+    fn overwrites_sent(&self, step: u32) -> bool {
         let steps = &self.piece.plan.steps;
         let step = &steps[step as usize];
         step.overwrites_sent
@@ -261,7 +289,7 @@ impl Running {
     }
 
     /// Whether a step that writes these bytes of its message changes what was sent as a chunk.
-    pub(crate) fn changes(&self, chunk: &Sent, step: u32, bytes: Range<u64>) -> bool {
+    fn changes(&self, chunk: &Sent, step: u32, bytes: Range<u64>) -> bool {
         let sent = self.range(chunk.step, chunk.header.offset, chunk.header.length.into());
         let overlaps = |part: StepPart| {
             let written = place(&part);

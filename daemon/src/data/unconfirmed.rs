@@ -8,9 +8,8 @@
 
 use std::sync::Arc;
 
-use gradwire_proto::{NodeId, Sequence};
+use gradwire_proto::NodeId;
 
-use super::running::Running;
 use crate::transport::{
     paths::DataSocket,
     sent::{Chunk, Sent},
@@ -80,29 +79,24 @@ impl Unconfirmed {
         self.lines[peer.index()].iter().map(|line| line.sent.moved()).sum()
     }
 
-    /// A step of a piece is about to write these bytes of its message to the staging buffer.
-    pub(super) fn before_write(&mut self, piece: &Running, step: u32, offset: u64, bytes: u64) {
-        if self.remembers && piece.overwrites_sent(step) {
-            self.keep(piece, |chunk| piece.changes(chunk, step, offset..offset + bytes));
-        }
+    /// Whether anything is remembered.
+    pub(super) fn remembers(&self) -> bool {
+        self.remembers
     }
 
-    /// A piece has ended, and its memory is about to belong to others.
-    pub(super) fn before_end(&mut self, piece: &Running) {
-        if self.remembers {
-            self.keep(piece, |_| true);
-        }
-    }
-
-    fn keep(&mut self, piece: &Running, which: impl Fn(&Chunk) -> bool) {
-        let sequence = piece.piece.sequence;
-        let which = |chunk: &Chunk| Sequence(chunk.header.sequence) == sequence && which(chunk);
-        for &peer in &piece.piece.plan.peers {
-            let peer = piece.piece.nodes[peer as usize];
+    /// Keeps what these peers may lack of some chunks, before their bytes change. `copy` gets a
+    /// chunk and its first byte to keep.
+    pub(super) fn keep(
+        &mut self,
+        peers: impl Iterator<Item = NodeId>,
+        which: impl Fn(&Chunk) -> bool,
+        copy: impl Fn(&Chunk, u64) -> Vec<u8>,
+    ) {
+        for peer in peers {
             for line in &mut self.lines[peer.index()] {
-                if line.sent.has(which) {
+                if line.sent.has(&which) {
                     line.look();
-                    line.sent.keep(which, |chunk, from| piece.copy_of(chunk, from));
+                    line.sent.keep(&which, &copy);
                 }
             }
         }

@@ -85,7 +85,7 @@ impl Elastic {
             hosts.insert(0, here);
         } else if !is_listed && np.saturating_add(spares) > slots {
             let (ranks, spare) =
-                (super::plan::count(np, "rank"), super::plan::count(spares, "spare"));
+                (super::hosts::count(np, "rank"), super::hosts::count(spares, "spare"));
             let all = if spares == 0 { ranks } else { format!("{ranks} and {spare}") };
             let what = format!("{all} are more than the {slots} slots of the given hosts");
             return Err(CommandError::usage(what).hint("add hosts, or give the hosts more slots"));

@@ -186,7 +186,7 @@ fn line_of(line: &str) -> Result<Host, Mistake> {
     let (mut slots, mut rack, mut line, mut is_server) = (None, None, None, false);
     for word in words {
         match word.split_once('=') {
-            Some(("slots", number)) if slots.is_none() => slots = Some(count(number)?),
+            Some(("slots", number)) if slots.is_none() => slots = Some(number_of(number)?),
             Some(("role", "server")) if !is_server => is_server = true,
             Some(("rack", label)) if rack.is_none() => rack = Some(rack_of(label)?),
             Some(("line", rate)) if line.is_none() => line = Some(line_mbit_of(rate)?),
@@ -243,11 +243,11 @@ fn entry_of(entry: &str) -> Result<Host, Mistake> {
     if !fits {
         return Err(Mistake::Name(shown(name)));
     }
-    let slots = count(slots)?;
+    let slots = number_of(slots)?;
     Ok(Host { name: name.to_owned(), slots, rack: String::new(), line_mbit: None })
 }
 
-fn count(given: &str) -> Result<u32, Mistake> {
+fn number_of(given: &str) -> Result<u32, Mistake> {
     let digits = given.bytes().all(|byte| byte.is_ascii_digit());
     let number = given.parse().ok().filter(|n| digits && (1..=MAX_RANKS).contains(n));
     number.ok_or_else(|| Mistake::Slots(shown(given)))
@@ -273,6 +273,12 @@ fn shown(text: &str) -> String {
     let visible = |c: char| c == '\'' || c == '"' || c == '\\';
     let chars = text.chars().take(80);
     chars.flat_map(|c| if visible(c) { vec![c] } else { c.escape_debug().collect() }).collect()
+}
+
+/// A number with its noun: `1 rank`, `2 ranks`.
+pub fn count(number: impl TryInto<u64>, noun: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

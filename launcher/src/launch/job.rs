@@ -18,11 +18,13 @@
 //! - [`events`]: what comes in and what goes out
 //! - `starting`: starting processes
 //! - `epochs`: from one epoch of an elastic job to the next
+//! - `epoch_state`: what is known about the epochs
 //! - `changes`: hosts and processes that come and leave meanwhile
 //! - `ending`: why the job ends, and stopping it
 
 mod changes;
 mod ending;
+mod epoch_state;
 mod epochs;
 pub mod events;
 mod starting;
@@ -34,13 +36,12 @@ use gradwire_services::launch::{Order, ProcessEnd, Role, ServiceReport, from_lin
 use rustix::process::Signal;
 
 use self::{
-    epochs::Epochs,
-    events::{Command, Event, Limits},
+    epoch_state::Epochs,
+    events::{Command, Event, Limits, Request},
 };
 use super::{
     plan::Plan,
     report::{Cause, JobReport},
-    requests::Request,
 };
 use crate::signals::passed;
 

@@ -22,6 +22,7 @@ pub mod lines;
 pub mod link;
 pub mod membership;
 pub mod metrics_file;
+mod options;
 pub mod places;
 pub mod plan;
 pub mod report;
@@ -29,10 +30,7 @@ pub mod requests;
 pub mod targets;
 
 use std::{
-    collections::HashMap,
     iter,
-    net::SocketAddr,
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -49,12 +47,11 @@ use tokio::{
     time::sleep_until,
 };
 
+pub use self::options::Options;
 use self::{
     console::Console,
-    discovery::Script,
     drain::{Drain, print_all},
     files::Files,
-    hosts::Host,
     job::{
         Job,
         events::{Command, Event, Limits},
@@ -84,27 +81,6 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long orders may take to go out before the launcher suspends itself.
 const GOES_OUT: Duration = Duration::from_millis(200);
-
-/// How to run a job.
-#[derive(Debug)]
-pub struct Options {
-    /// The folder for the output of each process.
-    pub output_dir: Option<PathBuf>,
-    /// The folder for the file that tells Prometheus where the metrics are.
-    pub metrics_sd: Option<PathBuf>,
-    /// Receives the address of the coordinator once all daemons serve.
-    pub serving: Option<oneshot::Sender<SocketAddr>>,
-    /// The script that lists the hosts of an elastic job, and its first list.
-    pub discovery: Option<(Script, Vec<Host>)>,
-    /// Show what happens.
-    pub verbose: bool,
-    /// The standard output of ranks gets no prefix, because only one of them writes.
-    pub bare: bool,
-    /// The launcher's environment.
-    pub environment: HashMap<String, String>,
-    /// The launcher's working directory.
-    pub directory: PathBuf,
-}
 
 /// Runs a job to its end and returns its report. Afterwards no host has any of its processes
 /// (CLEAN), or the report names the host that could not be cleaned up.

@@ -7,6 +7,7 @@ use gradwire_services::launch::HERE;
 use gradwire_services::launch::{REPORTS_ARE_READ, Text};
 use gradwire_settings::{Loaded, Settings};
 
+pub use super::hosts::count;
 use super::{elastic::Elastic, hosts::Host};
 use crate::error::CommandError;
 
@@ -328,12 +329,6 @@ const STAY: &[&str] = &[
     "USER",
     "WAYLAND_DISPLAY",
 ];
-
-/// A number with its noun: `1 rank`, `2 ranks`.
-pub fn count(number: impl TryInto<u64>, noun: &str) -> String {
-    let number = number.try_into().unwrap_or(u64::MAX);
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
-}
 
 /// The part of the launcher's environment that a remote rank gets: all except what describes this
 /// machine or login, and except settings and job variables, which each process gets anyway.

@@ -14,7 +14,6 @@ use std::{
 
 use gradwire_services::launch::{from_line, to_line};
 use rustix::process::geteuid;
-use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream},
@@ -22,7 +21,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::job::events::Event;
+use super::job::events::{Answer, Event, Request};
 
 /// How long a request may take.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -32,20 +31,6 @@ const MAX_LINE: u64 = 4096;
 
 /// The pause after an error of the system.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// What another command wants.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "request", rename_all = "snake_case")]
-pub enum Request {
-    /// The ranks of a host are to leave at their next commit.
-    Drain {
-        /// The host, as the job names it.
-        host: String,
-    },
-}
-
-/// What the launcher does about it, or the reason why it does nothing.
-pub type Answer = Result<String, String>;
 
 fn address(job: &str) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("gradwire-{job}-launcher"))

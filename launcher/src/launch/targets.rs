@@ -7,9 +7,9 @@ use gradwire_settings::Settings;
 use tokio::sync::mpsc;
 
 use super::{
-    Options,
     job::events::Event,
     link::{self, Target},
+    options::Options,
     places,
     plan::{Plan, Variables, forwarded},
 };

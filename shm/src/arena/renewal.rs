@@ -21,21 +21,9 @@ use super::block::ArenaBlock;
 use super::{
     Arena,
     error::ArenaError,
-    shared::{ArenaState, Daemon, Kind, Lent, Register, Release, Shared, Slot},
+    shared::{ArenaState, Daemon, Kind, Lent, Register, Release, Renewed, Shared, Slot},
 };
 use crate::segment::{SegmentError, SegmentId, renew::Successor};
-
-/// What has become of the memory of an arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Renewed {
-    /// Segments that the new daemon has.
-    pub segments: u32,
-    /// Bytes of these segments.
-    pub bytes: u64,
-    /// Segments that were retired.
-    pub retired: u32,
-}
 
 impl Arena {
     /// Gives the memory to another daemon, after that of the previous functions has ended. From now

@@ -332,3 +332,15 @@ impl Daemon {
         })
     }
 }
+
+/// What has become of the memory of an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Renewed {
+    /// Segments that the new daemon has.
+    pub segments: u32,
+    /// Bytes of these segments.
+    pub bytes: u64,
+    /// Segments that were retired.
+    pub retired: u32,
+}

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use gradwire_services::launch::{Notice, Order, ProcessEnd, Role};
 
-use super::{Host, Job, Phase, events::Command};
+use super::{
+    Host, Job, Phase,
+    events::{Answer, Command},
+};
 use crate::launch::{
     hosts,
     membership::{Change, Request},
-    requests::Answer,
 };
 
 impl Job {

@@ -19,10 +19,9 @@ use std::time::Duration;
 use gradwire_proto::{Failure, FailureKind, Rank};
 use gradwire_services::launch::{Order, ProcessEnd, Role};
 
-use super::{Job, Phase, Process, SLACK};
+use super::{Job, Phase, Process, SLACK, epoch_state::Force};
 use crate::launch::{
-    elastic::Elastic,
-    membership::{Change, Membership, Surplus},
+    membership::{Change, Surplus},
     plan::{Node, count},
     report::{self, Cause},
 };
@@ -45,67 +44,6 @@ const LINGER: Duration = Duration::from_secs(30);
 
 /// How long ranks may take to end after the first has succeeded in an epoch that then failed.
 const FINISH: Duration = Duration::from_secs(10);
-
-/// What has ended the last epoch, and what the launcher does about it.
-#[derive(Debug)]
-pub(super) struct Epochs {
-    /// The members and those that may become members.
-    pub(super) members: Membership,
-    /// When the epoch began to form or to run.
-    began: Duration,
-    /// Why the last epoch ended, and when.
-    why: String,
-    ended: Duration,
-    /// Whether it ended for a change, and not because of a failure.
-    is_change: bool,
-    /// A rank that was in it waits for the next one.
-    goes_on: bool,
-    /// What has been done to end it.
-    force: Force,
-    /// Since when no epoch has lasted, and how many have not.
-    trouble: Option<(Duration, u32)>,
-    /// The next epoch forms at this time, or later.
-    not_before: Duration,
-    /// The user has been told what the job waits for.
-    has_told: bool,
-    /// The change of which the daemons of this epoch know.
-    pub(super) announced: Change,
-    /// A rank has ended without an error. No further epoch forms.
-    pub(super) has_finished: bool,
-    /// How many ranks were lost.
-    pub(super) lost: u32,
-}
-
-/// What has been done to end an epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Force {
-    #[default]
-    None,
-    /// The process that the daemons blame was killed.
-    Blamed,
-    /// The daemons, too.
-    Daemons,
-}
-
-impl Epochs {
-    pub(super) fn new(rules: Elastic, nodes: &[Node]) -> Self {
-        Self {
-            members: Membership::new(rules, nodes),
-            began: Duration::ZERO,
-            why: String::new(),
-            ended: Duration::ZERO,
-            is_change: false,
-            goes_on: false,
-            force: Force::None,
-            trouble: None,
-            not_before: Duration::ZERO,
-            has_told: false,
-            announced: Change::default(),
-            has_finished: false,
-            lost: 0,
-        }
-    }
-}
 
 impl Job {
     /// When membership has to be looked at again.

@@ -6,12 +6,23 @@ use std::{
 };
 
 use gradwire_services::launch::{Order, ProcessEnd, Role};
+use serde::{Deserialize, Serialize};
 
-use crate::launch::{
-    hosts::Host,
-    metrics_file::DaemonMetrics,
-    requests::{Answer, Request},
-};
+use crate::launch::{hosts::Host, metrics_file::DaemonMetrics};
+
+/// What another command wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum Request {
+    /// The ranks of a host are to leave at their next commit.
+    Drain {
+        /// The host, as the job names it.
+        host: String,
+    },
+}
+
+/// What the launcher does about it, or the reason why it does nothing.
+pub type Answer = Result<String, String>;
 
 /// Something that happened. Times are since the launch began, by the launcher's clock. `node` is
 /// the number of an agent, which is that of its node as long as no host comes or goes.

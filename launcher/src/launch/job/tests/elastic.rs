@@ -263,7 +263,8 @@ fn a_failure_of_the_program_ends_the_job() {
     step(&mut job, said(0, Role::Daemon, &to_line(&ServiceReport::Failed { failure })), 1400);
     daemon_ends(&mut job, 0, 1, 1410);
     daemon_ends(&mut job, 1, 1, 1420);
-    assert_eq!(step(&mut job, Event::Tick, 1620), ["0:stop 3000", "1:stop 3000"]);
+    assert_eq!(step(&mut job, Event::Tick, 1620), [] as [&str; 0], "the ranks report it");
+    assert_eq!(step(&mut job, Event::Tick, 2400), ["0:stop 3000", "1:stop 3000"]);
 }
 
 #[test]
@@ -310,8 +311,9 @@ fn the_last_survivor_ends_the_job() {
 fn no_epoch_forms_after_a_rank_has_succeeded() {
     let mut job = running(|_| {});
     rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 1300);
-    assert_eq!(lose_rank_2(&mut job).len(), 2, "both hosts are stopped");
-    assert_eq!(stop_all(&mut job, 1700).code, 137);
+    assert_eq!(lose_rank_2(&mut job).len(), 0, "rank 1 reports it");
+    assert_eq!(step(&mut job, Event::Tick, 2410), ["0:stop 3000", "1:stop 3000"]);
+    assert_eq!(stop_all(&mut job, 2700).code, 137);
 }
 
 #[test]

@@ -1,0 +1,70 @@
+//! What the launcher knows about the epochs of a job, between their phases.
+
+use std::time::Duration;
+
+use crate::launch::{
+    elastic::Elastic,
+    membership::{Change, Membership},
+    plan::Node,
+};
+
+/// What has ended the last epoch, and what the launcher does about it.
+#[derive(Debug)]
+pub(super) struct Epochs {
+    /// The members and those that may become members.
+    pub(super) members: Membership,
+    /// When the epoch began to form or to run.
+    pub(super) began: Duration,
+    /// Why the last epoch ended, and when.
+    pub(super) why: String,
+    pub(super) ended: Duration,
+    /// Whether it ended for a change, and not because of a failure.
+    pub(super) is_change: bool,
+    /// A rank that was in it waits for the next one.
+    pub(super) goes_on: bool,
+    /// What has been done to end it.
+    pub(super) force: Force,
+    /// Since when no epoch has lasted, and how many have not.
+    pub(super) trouble: Option<(Duration, u32)>,
+    /// The next epoch forms at this time, or later.
+    pub(super) not_before: Duration,
+    /// The user has been told what the job waits for.
+    pub(super) has_told: bool,
+    /// The change of which the daemons of this epoch know.
+    pub(super) announced: Change,
+    /// A rank has ended without an error. No further epoch forms.
+    pub(super) has_finished: bool,
+    /// How many ranks were lost.
+    pub(super) lost: u32,
+}
+
+/// What has been done to end an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Force {
+    #[default]
+    None,
+    /// The process that the daemons blame was killed.
+    Blamed,
+    /// The daemons, too.
+    Daemons,
+}
+
+impl Epochs {
+    pub(super) fn new(rules: Elastic, nodes: &[Node]) -> Self {
+        Self {
+            members: Membership::new(rules, nodes),
+            began: Duration::ZERO,
+            why: String::new(),
+            ended: Duration::ZERO,
+            is_change: false,
+            goes_on: false,
+            force: Force::None,
+            trouble: None,
+            not_before: Duration::ZERO,
+            has_told: false,
+            announced: Change::default(),
+            has_finished: false,
+            lost: 0,
+        }
+    }
+}
