@@ -6,11 +6,9 @@ use gradwire_proto::Epoch;
 use parking_lot::Mutex;
 
 use crate::launch::Launch;
-#[cfg(doc)]
-use crate::session::Session;
 
 /// A change of the membership that the launcher of an elastic job wants. The next epoch begins with
-/// it: see [`Session::pending_change`].
+/// it: see [`Session::pending_change`](crate::Session::pending_change).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
     /// Processes wait for the next epoch.
@@ -28,7 +26,7 @@ pub struct Rejoined {
     /// Some rank may lack the state of the others, because it came later. That is so until a vote
     /// in which it took part has ended.
     pub newcomers: bool,
-    /// If the end of the last epoch has interrupted [`Session::vote`]: the result of that vote, the
+    /// If the end of the last epoch has interrupted a [vote](crate::Session::vote): its result, the
     /// same on all ranks.
     pub vote: Option<bool>,
 }
