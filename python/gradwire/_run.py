@@ -105,8 +105,8 @@ def run(
             "--elastic-timeout": elastic_timeout,
             "--reset-limit": reset_limit,
         }
-        for name, value in options.items():
-            words += [name, os.fspath(value) if isinstance(value, os.PathLike) else str(value)] * (
+        for flag, value in options.items():
+            words += [flag, os.fspath(value) if isinstance(value, os.PathLike) else str(value)] * (
                 value is not None
             )
         if blacklist_cooldown_range is not None:
