@@ -9,7 +9,8 @@ MODE is ``rollback`` or ``skip``. Variables say who is killed, and when:
 
 - ``KILLS``: JSON, a list of [epoch, rank, step, moment]. ``moment`` is ``forward``, ``hook``,
   ``backward``, ``step`` or ``commit``.
-- ``GROWS``: the training goes on until it has had this number of ranks for some steps.
+- ``GROWS``: the training goes on until it has had this number of ranks for some steps after the
+  first epoch.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Rank:
         }
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
-        state.step, state.grown = state.step + 1, state.grown + (hvd.size() == self.grows)
+        # In the first epoch nobody has been lost yet.
+        has_grown = hvd.size() == self.grows and self.epoch() > 1
+        state.step, state.grown = state.step + 1, state.grown + has_grown
 
     def goes_on(self, state: Any, steps: int) -> bool:
         return state.step < steps or (self.grows > 0 and state.grown < MORE)
