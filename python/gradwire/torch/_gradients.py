@@ -13,13 +13,15 @@ No rank decides alone that there is nothing to exchange: in every ``synchronize`
 ``step``, all ranks agree, even if they exchange nothing. When a program reads the parameters of a
 group, only ranks with gradients in flight do. So ranks may meet in different calls (``Call``). Then
 those in a later call stay there until the others have come to it, which may not have changed their
-gradients meanwhile: one rank alone may read them, but not clip them.
+gradients meanwhile: one rank alone may read them, but not clip them. A rank that stays can't come to
+other optimizers, whose parameters the others may read next, so all exchange their gradients first.
 
 A ``Slot`` of ``_slots`` describes one gradient: its memory, content and passes.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -27,6 +29,7 @@ from typing import Any
 import torch
 
 from gradwire import _world
+from gradwire._objects import start_allgather
 from gradwire._ops import Sum
 from gradwire._staging import session
 from gradwire._world import members, native_set
@@ -40,6 +43,10 @@ from gradwire.torch._places import layout_of
 from gradwire.torch._resumable import Resumable, Waits
 from gradwire.torch._slots import Content, Kind, Slot
 from gradwire.torch._words import was_changed, word_in_flight, word_of
+
+
+# The exchanges of all optimizers of this process.
+_exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 
 class Exchange(Submissions):
@@ -57,6 +64,7 @@ class Exchange(Submissions):
         # The number of ranks in the last exchange.
         self.contributors = 0
         super().__init__(*args, **kwargs)
+        _exchanges.add(self)
 
     @property
     def in_flight(self) -> bool:
@@ -268,12 +276,34 @@ class Exchange(Submissions):
             self._results(words)
             self._changed.clear()
             super()._reset()
+            _absent.hide(self.slots.values(), look=False)
             for slot in self.slots.values():
                 slot.exchanged = True
-            _absent.hide(self.slots.values(), look=False)
-            if _agreement.first_call(about) >= call:
-                return _agreement.last_call(about) > call
+                if slot.parameter.grad is None:
+                    slot.note_content(Content.NOTHING)
+            first, last = _agreement.first_call(about), _agreement.last_call(about)
+            if first is Call.READ and last > first:
+                yield from self._read_others(reads=call is Call.READ)
+            if first >= call:
+                return last > call
             again = True
+
+    def _read_others(self, reads: bool) -> Waits[None]:
+        """Exchanges the gradients that ranks may wait for when they read other parameters.
+
+        ``reads``: whether this rank is in a read. Only then are its other gradients due: a rank in
+        a later call may have computed those that one in a read computes next.
+        """
+        others: dict[tuple[int, int], list[Exchange]] = {}
+        for other in _exchanges:
+            if other is not self and other.process_set == self.process_set:
+                others.setdefault(other.identity.key, []).append(other)
+        due = [key for key, these in others.items() if reads and any(e.is_due for e in these)]
+        told = yield start_allgather(due, f"{self.identity.prefix}others", self.process_set)
+        for key in sorted({key for keys in told for key in keys}):
+            # Optimizers with equal names have no numbers before their first step.
+            if len(others.get(key, ())) == 1:
+                yield partial(others[key][0].finish, Call.READ)
 
     def _wait(self) -> Waits[None]:
         """Waits for the requests and stores their results.

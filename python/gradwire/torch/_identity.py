@@ -108,6 +108,11 @@ class Identity:
         return f"optimizer{self._index}{number}."
 
     @property
+    def key(self) -> tuple[int, int]:
+        """What identifies the optimizer on all ranks: the digest and the number."""
+        return self.description.digest, self.number
+
+    @property
     def mark(self) -> int:
         """The bits of the number in the agreement's word about the optimizer."""
         return _agreement.mark_bits(self.number & 0xFFFF) if self.number else _agreement.NEW

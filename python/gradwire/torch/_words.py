@@ -34,7 +34,7 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
             word |= _agreement.CHANGED
     else:
         content = slot.current_content()
-        if again and slot.content is Content.COMMON and slot.seen != slot.stamp:
+        if again and slot.content is Content.COMMON and (not present or was_changed(slot)):
             word |= _agreement.CHANGED
         present = present and not (slot.absent and content is Content.NOTHING)
         # The program may have written to the last result unnoticed. Averaging an unchanged

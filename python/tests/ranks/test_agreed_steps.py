@@ -147,6 +147,54 @@ def test_all_read_but_one_has_no_gradient(sent: str) -> None:
 
 @needs_two
 @OPS
+@pytest.mark.parametrize("first", ["synchronize", "step"])
+@pytest.mark.parametrize("names", ["ab", "aa"])
+def test_ranks_read_several_optimizers(names: str, first: str, op: Any, sent: str) -> None:
+    """One has no batch, so it waits in the first optimizer while the others read the second."""
+    parameters = [zeros(), zeros()]
+    optimizers = [wrapped(p, names=name, op=op) for p, name in zip(parameters, names)]
+    for step in range(4):
+        # Optimizers with equal names are told apart from their first step on.
+        full = 2 if names == "ab" else 0
+        absent = step % hvd.size() if step != full else None
+        for parameter in parameters:
+            parameter.grad = None
+            if hvd.rank() != absent:
+                backward(parameter)
+        groups = [group for one in optimizers for group in one.param_groups]
+        assert all(len([*group["params"]]) == 1 for group in groups)
+        if first == "synchronize":
+            for one in optimizers:
+                one.synchronize()
+        for one in optimizers:
+            one.step()
+        equal_everywhere(*parameters)
+    missing = sum(step % hvd.size() + 1 for step in range(4) if step != full)
+    expected = (4 * mean() - missing / hvd.size()) * parts(op)
+    for parameter in parameters:
+        torch.testing.assert_close(parameter.detach(), torch.full((3,), -expected))
+
+
+@OPS
+def test_one_rank_reads_before_it_goes_on(op: Any, sent: str) -> None:
+    """The others have computed the second optimizer's gradients already."""
+    parameters = [zeros(), zeros()]
+    optimizers = [wrapped(parameters[0], op=op), wrapped(parameters[1], op=op)]
+    for step in range(4):
+        for one in optimizers:
+            one.zero_grad()
+        backward(parameters[0])
+        if hvd.rank() == step % hvd.size():
+            assert [*optimizers[0].param_groups[0]["params"]] == parameters[:1]
+        backward(parameters[1])
+        for one in optimizers:
+            one.step()
+    for parameter in parameters:
+        assert parameter.tolist() == [-4 * mean() * parts(op)] * 3
+
+
+@needs_two
+@OPS
 @pytest.mark.parametrize("change", ["clip", "replace", "drop"])
 @pytest.mark.parametrize("how", ["batch", "call"])
 def test_one_rank_alone_clips(how: str, change: str, op: Any, sent: str) -> None:
