@@ -14,7 +14,7 @@ from gradwire._arguments import factor, rows, whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._staging import session
 from gradwire._uses import COPIED, Use
-from gradwire._world import ProcessSet, global_process_set, native_set
+from gradwire._world import ProcessSet, global_process_set, native_set, note_join
 
 Array = TypeVar("Array")
 Result = TypeVar("Result")
@@ -539,4 +539,6 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
         ```
     """
     del device
-    return int(session().join(process_set=native_set(process_set)).wait())
+    last = int(session().join(process_set=native_set(process_set)).wait())
+    note_join(process_set)
+    return last

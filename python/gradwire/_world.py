@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import itertools
 import os
@@ -138,6 +139,8 @@ _process = 0
 # Whether this process has left an elastic job.
 _left = False
 _sets: dict[int, ProcessSet] = {}
+# By the ranks of a process set, the number of joins in this session.
+joins: collections.Counter[tuple[int, ...]] = collections.Counter()
 # Callbacks of other modules: after the session starts, before a process set is removed, and before
 # the session ends.
 after_init: list[Callable[[], None]] = []
@@ -186,6 +189,13 @@ def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | Non
             kind="invalid",
         )
     return process_set._native
+
+
+def note_join(process_set: ProcessSet | int | None) -> None:
+    """Counts a join in a registered process set."""
+    if not isinstance(process_set, ProcessSet):
+        process_set = _sets.get(process_set or 0, global_process_set)
+    joins[tuple(process_set.ranks)] += 1
 
 
 def members(process_set: ProcessSet) -> int:
@@ -313,6 +323,7 @@ def _detach() -> _native.Session | None:
     for process_set in _sets.values():
         process_set._removed()
     _sets.clear()
+    joins.clear()
     global_process_set._removed()
     return ended
 

@@ -5,7 +5,8 @@ or create one again, so nothing is counted when an optimizer is created.
 
 - Before its first exchange, an optimizer with new names is *introduced*: the ranks compare the
   names and the options. All ranks introduce the same optimizers, in the same order, so an
-  introduced optimizer has the same index everywhere.
+  introduced optimizer has the same index everywhere. Ranks that had joined meanwhile are told
+  before the next exchange.
 - Several optimizers with equal names may be in use together, as in a GAN. They have different
   numbers, on which the ranks agree in their first step: that of the ranks that have one already
   (one rank has made its optimizer again), otherwise the next one.
@@ -22,7 +23,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gradwire import _epochs, _native
+from gradwire import _epochs, _native, _world
 from gradwire._objects import start_allgather
 from gradwire._staging import session
 from gradwire._world import ProcessSet
@@ -47,6 +48,8 @@ class _Introduced:
     """The optimizers that the members of a process set have introduced in a session."""
 
     def __init__(self) -> None:
+        # The number of joins after which the ranks have told each other ``indices``.
+        self.joins = 0
         # By digest, the index.
         self.indices: dict[int, int] = {}
         # By index and number, the optimizer.
@@ -120,12 +123,20 @@ class Identity:
     def introduce(self) -> Waits[None]:
         """Introduces the optimizer, unless one with these names was introduced before.
 
+        After a ``join``, the ranks first tell each other which optimizers were introduced.
+
         Raises:
             InvalidRequest: The ranks' optimizers differ.
         """
+        known, digest = _introduced_to(self.process_set), self.description.digest
+        joins = _world.joins[tuple(self.process_set.ranks)]
+        if known.joins != joins:
+            told = yield start_allgather(known.indices, f"optimizers.{joins}", self.process_set)
+            for indices in told:
+                known.indices.update(indices)
+            known.joins = joins
         if self._index:
             return
-        known, digest = _introduced_to(self.process_set), self.description.digest
         if digest not in known.indices:
             name = f"optimizer{len(known.indices) + 1}.digest"
             digests = yield start_allgather(digest, name, self.process_set)

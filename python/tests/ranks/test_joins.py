@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from promised import backward, equal_everywhere, wrapped, zeros  # noqa: E402
+
 import gradwire.torch as hvd  # noqa: E402
 
 OPS = [hvd.Average, hvd.Sum, hvd.Min, hvd.Max]
@@ -65,3 +67,24 @@ def test_several_process_sets_have_uneven_data() -> None:
                 count = hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=one)
                 assert count.item() == len(one.ranks)
         assert all(hvd.remove_process_set(one) for one in sets[1:])
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_rank_joins_before_its_first_step() -> None:
+    """Meanwhile, the others use optimizers that it does not know."""
+    used, late = zeros(), zeros()
+    first, second = wrapped(used, names=["used"]), wrapped(late, names=["late"])
+    for epoch in range(3):
+        for _ in range(2 if hvd.rank() < hvd.size() - 1 or epoch == 2 else 0):
+            first.zero_grad()
+            backward(used)
+            first.step()
+        hvd.join()
+        hvd.broadcast_parameters([used], 0)
+        # In the second epoch, it joins again without any step.
+        if epoch == 0:
+            continue
+        second.zero_grad()
+        backward(late)
+        second.step()
+        equal_everywhere(used, late)
