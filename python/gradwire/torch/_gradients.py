@@ -13,8 +13,9 @@ No rank decides alone that there is nothing to exchange: in every ``synchronize`
 ``step``, all ranks agree, even if they exchange nothing. When a program reads the parameters of a
 group, only ranks with gradients in flight do. So ranks may meet in different calls (``Call``). Then
 those in a later call stay there until the others have come to it, which may not have changed their
-gradients meanwhile: one rank alone may read them, but not clip them. A rank that stays can't come to
-other optimizers, whose parameters the others may read next, so all exchange their gradients first.
+gradients meanwhile: one rank alone may read them, but not clip them. A rank that stays can't come
+to other optimizers, whose parameters the others may read next, so all exchange their gradients
+first.
 
 A ``Slot`` of ``_slots`` describes one gradient: its memory, content and passes.
 """
@@ -43,7 +44,6 @@ from gradwire.torch._places import layout_of
 from gradwire.torch._resumable import Resumable, Waits
 from gradwire.torch._slots import Content, Kind, Slot
 from gradwire.torch._words import was_changed, word_in_flight, word_of
-
 
 # The exchanges of all optimizers of this process.
 _exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
