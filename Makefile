@@ -26,6 +26,8 @@ BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || echo HEAD)
 MOST_WORDS := 40
 INSTALL_WHEEL = pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
 LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet $(1)==$(2))
+# Many processes import PyTorch: without this variable, Python compiles it once and not in each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest nightly soak sanitize \
     bench bench-node bench-torch bench-choice bench-cycles simulate-check stubs generated-stubs protos metrics-docs \
