@@ -12,7 +12,7 @@
 
 mod tree;
 
-use gradwire_proto::{Collective, DType, Failure, ReduceOp, Request, Shape, agreed};
+use gradwire_proto::{Collective, DType, Failure, FailureKind, ReduceOp, Request, Shape, agreed};
 use gradwire_shm::control::Origin;
 use half::{bf16, f16};
 
@@ -40,8 +40,17 @@ fn report(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
     numbers
 }
 
-/// Checks that all ranks gave tensors of the same type and shape; otherwise all get this failure.
-fn agree(all: &[[u64; NUMBERS]]) -> Result<(), Failure> {
+/// Checks that all members took part, with tensors of the same type and shape; otherwise all that
+/// took part get this failure.
+fn agree(all: &[[u64; NUMBERS]], members: &[u32]) -> Result<(), Failure> {
+    let is_absent = |rank: u32| !all.iter().any(|[number, ..]| *number == u64::from(rank));
+    if let Some(rank) = members.iter().find(|rank| is_absent(**rank)) {
+        let what = format!("rank {rank} has joined, but an Adasum needs all ranks");
+        return Err(Failure::new(FailureKind::Invalid, what).hint(
+            "call join only after all Adasum operations, or use an average or a sum, to which \
+             ranks that have joined add zeros",
+        ));
+    }
     if all.windows(2).all(|pair| pair[0][1..] == pair[1][1..]) {
         return Ok(());
     }
@@ -89,7 +98,7 @@ impl Session {
         let (dtype, elements) = (memory.dtype(), memory.shape().elements());
         let all =
             self.exchange(parts.counts("shapes"), report(self.rank(), dtype, memory.shape()))?;
-        agree(&all).map_err(|failure| parts.named(failure))?;
+        agree(&all, parts.set.ranks()).map_err(|failure| parts.named(failure))?;
         let members = parts.set.len();
         // All tensors are split in the same way, so this rank gets as many elements of each.
         let share = |at: usize| agreed::share(elements, members, at);
@@ -158,15 +167,13 @@ fn narrow(values: &[f64], buffer: &mut Buffer) {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_proto::FailureKind;
-
     use super::*;
 
     #[test]
     fn disagreements_list_what_each_rank_gave() {
         let shape = |dims: &[u64]| Shape::new(dims).unwrap();
         let same = |rank| report(rank, DType::F32, &shape(&[2, 3]));
-        assert_eq!(agree(&[same(0), same(1), same(4)]), Ok(()));
+        assert_eq!(agree(&[same(0), same(1), same(4)], &[0, 1, 4]), Ok(()));
         let most = shape(&[1; Shape::MAX_DIMS]);
         for other in [
             report(1, DType::F32, &shape(&[3, 2])),
@@ -174,11 +181,13 @@ mod tests {
             report(1, DType::F64, &shape(&[2, 3])),
             report(1, DType::F32, &most),
         ] {
-            let failure = agree(&[same(0), other]).unwrap_err();
+            let failure = agree(&[same(0), other], &[0, 1]).unwrap_err();
             assert_eq!(failure.kind, FailureKind::Disagreement);
             assert!(failure.what.contains("\nrank 0: f32 [2, 3]\nrank 1: f"), "{failure}");
         }
-        let failure = agree(&[same(0), report(1, DType::F16, &shape(&[]))]).unwrap_err();
+        let failure = agree(&[same(0), report(1, DType::F16, &shape(&[]))], &[0, 1]).unwrap_err();
         assert!(failure.what.ends_with("rank 1: f16 []"), "{failure}");
+        let failure = agree(&[same(0), same(4)], &[0, 1, 4]).unwrap_err();
+        assert_eq!(failure.what, "rank 1 has joined, but an Adasum needs all ranks");
     }
 }

@@ -56,6 +56,10 @@ impl Members {
         self.ranks.len()
     }
 
+    pub(crate) fn ranks(&self) -> &[u32] {
+        &self.ranks
+    }
+
     pub(crate) fn position(&self) -> Option<usize> {
         self.position
     }

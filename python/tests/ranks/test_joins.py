@@ -88,3 +88,11 @@ def test_a_rank_joins_before_its_first_step() -> None:
         backward(late)
         second.step()
         equal_everywhere(used, late)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_adasum_refuses_ranks_that_have_joined() -> None:
+    if hvd.rank() > 0:
+        with pytest.raises(hvd.InvalidRequest, match="rank 0 has joined, but an Adasum needs all"):
+            hvd.allreduce(torch.ones(4), op=hvd.Adasum, name="late")
+    hvd.join()
