@@ -29,7 +29,7 @@ LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-
 # Many processes import PyTorch: without this variable, Python compiles it once and not in each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest nightly soak sanitize \
+.PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest frameworks nightly soak sanitize \
     bench bench-node bench-torch bench-choice bench-cycles simulate-check stubs generated-stubs protos metrics-docs \
     simulator-docs dashboards deploy-test docs clean
 
@@ -104,7 +104,7 @@ docs: metrics-docs ## the reference of the Python package and of the crates, in 
 
 clean: ## removes everything that was built or fetched here
 	$(CARGO) clean
-	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest python/dist python/gradwire.data
+	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest .venv-trainers python/dist python/gradwire.data
 
 ##@ Generated files
 
@@ -147,6 +147,10 @@ python-test: ## the Python tests, with the wheel in a virtual environment
 	test -n "$(PROGRAMS)" || $(CARGO) build -p gradwire-lab
 	cp $(TARGET)/debug/gradwire-lab .venv-python/bin/
 	cd python/tests && ../../.venv-python/bin/pytest $(PYTEST)
+
+frameworks: ## the tests with Accelerate, Transformers and Lightning; python-test comes first
+	python3 python/make_trainers.py
+	cd python/tests && ../../.venv-trainers/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks
 
 python-oldest: ## the same with the oldest PyTorch; python-test comes first
 	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest

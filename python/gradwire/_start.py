@@ -55,11 +55,16 @@ def prepare() -> None:
     if all(name in os.environ for name in _TORCHRUN):
         _join_torchrun()
         return
+    check_alone()
+    _alone()
+
+
+def check_alone() -> None:
+    """Raises ``NotLaunched`` if an unsupported starter has started several tasks."""
     words = sys.orig_argv[1:]
     why = _native.why_not_alone(_shown(["python", *words]), _shown(sys.argv))
     if why is not None:
         raise NotLaunched(why, kind="not-launched")
-    _alone()
 
 
 def _shown(words: list[str]) -> str:

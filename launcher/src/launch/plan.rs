@@ -278,6 +278,7 @@ impl Plan {
         // The ranks with this local rank on all nodes: Horovod's cross communicator.
         let across = self.nodes.iter().filter(|n| n.ranks() > local).count();
         let before = self.nodes[..node].iter().filter(|n| n.ranks() > local).count();
+        let has_ranks = |node: &&Node| node.ranks() > 0;
         let mut all = self.worker_variables(here.agent, &here.host, rank);
         // Also with Horovod's names, for scripts that read them.
         for (name, value) in variables([
@@ -298,6 +299,8 @@ impl Plan {
             ("WORLD_SIZE", self.size().to_string()),
             ("LOCAL_RANK", local.to_string()),
             ("LOCAL_WORLD_SIZE", here.ranks().to_string()),
+            ("GROUP_RANK", self.nodes[..node].iter().filter(has_ranks).count().to_string()),
+            ("GROUP_WORLD_SIZE", self.nodes.iter().filter(has_ranks).count().to_string()),
             ("MASTER_ADDR", places.addresses[0].to_string()),
             ("MASTER_PORT", places.master_port.to_string()),
         ]));
@@ -428,6 +431,8 @@ mod tests {
             ("WORLD_SIZE", "6"),
             ("LOCAL_RANK", "1"),
             ("LOCAL_WORLD_SIZE", "2"),
+            ("GROUP_RANK", "2"),
+            ("GROUP_WORLD_SIZE", "3"),
             ("MASTER_ADDR", "10.0.0.1"),
             ("MASTER_PORT", "4321"),
             ("GRADWIRE_WORKER__SPIN_US", "auto"),

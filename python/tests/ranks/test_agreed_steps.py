@@ -154,7 +154,7 @@ def test_ranks_read_several_optimizers(names: str, first: str, op: Any, sent: st
     parameters = [zeros(), zeros()]
     optimizers = [wrapped(p, names=name, op=op) for p, name in zip(parameters, names)]
     for step in range(4):
-        # Optimizers with equal names are told apart from their first step on.
+        # Optimizers with equal names have numbers from their first step on.
         full = 2 if names == "ab" else 0
         absent = step % hvd.size() if step != full else None
         for parameter in parameters:

@@ -16,18 +16,31 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from gradwire import _start
 from gradwire.torch.distributed import _world
 from gradwire.torch.distributed._base import DEVICES, NAME
 from gradwire.torch.distributed._group import ProcessGroupGradwire
 from gradwire.torch.distributed._hook import DdpHookState, ddp_hook
 from gradwire.torch.distributed._work import Work, last_error
 
-__all__ = ["DdpHookState", "ProcessGroupGradwire", "Work", "ddp_hook", "last_error", "register"]
+__all__ = [
+    "DdpHookState",
+    "ProcessGroupGradwire",
+    "Work",
+    "ddp_hook",
+    "last_error",
+    "prepare",
+    "register",
+]
+
+_RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def _create(opts: Any, backend_options: Any = None) -> ProcessGroupGradwire:
@@ -71,6 +84,41 @@ def register() -> None:
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
         c10d._new_process_group_helper = _noting_helper
+
+
+def prepare(timeout: timedelta | None = None) -> None:
+    """Creates the process group of all ranks, for libraries with a fixed list of backends.
+
+    Accelerate and the ``Trainer`` of Transformers keep a process group that exists already. Without
+    a launcher, a program trains alone, and this function does nothing.
+
+    Args:
+        timeout: The limit of each operation; None stands for PyTorch's own limit.
+
+    Raises:
+        RuntimeError: There is a process group with another backend.
+        NotLaunched: The variables of the launcher are incomplete, or the launcher is not supported.
+
+    Example:
+        ```python
+        import gradwire.torch.distributed
+        from accelerate import Accelerator
+
+        gradwire.torch.distributed.prepare()
+        accelerator = Accelerator(cpu=True)
+        ```
+    """
+    if dist.is_initialized():
+        backend = str(dist.get_backend())
+        if NAME not in backend:
+            raise RuntimeError(
+                f"a process group with the backend {backend} exists already: call prepare() before "
+                "another library creates one"
+            )
+    elif all(name in os.environ for name in _RENDEZVOUS):
+        dist.init_process_group(NAME, timeout=timeout)
+    else:
+        _start.check_alone()
 
 
 register()

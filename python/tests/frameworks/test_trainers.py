@@ -1,0 +1,89 @@
+"""PyTorch's trainers over Gradwire: the same losses as over Gloo, under every launcher.
+
+The versions in ``python/make_venv.py`` are tested by ``make frameworks``. A trainer that is not
+installed is skipped.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import LAUNCHER, LIMIT
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+TRAINERS = ["accelerate", "transformers", "lightning"]
+PYTHON = sys.executable
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+ACCELERATE = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2"]
+ACCELERATE += ["--num_machines", "1", "--mixed_precision", "bf16", "--main_process_port", "0"]
+OWN = {
+    "accelerate": ACCELERATE,
+    # Transformers starts with torchrun.
+    "transformers": TORCHRUN,
+    "lightning": [PYTHON],
+}
+ONE = [LAUNCHER, "run", "-np", "2", "--", PYTHON]
+TWO = [LAUNCHER, "run", "-np", "4", "-H", "127.0.0.1:2,127.0.0.2:2", "--", PYTHON]
+
+
+def train(
+    launcher: list[str], trainer: str, backend: str, folder: Path, *more: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a trainer's program."""
+    pytest.importorskip(trainer)
+    program = str(HERE / f"{trainer}_program.py")
+    return subprocess.run(
+        [*launcher, program, backend, str(folder), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=2 * LIMIT,
+    )
+
+
+def losses(
+    launcher: list[str], trainer: str, backend: str, folder: Path, ranks: int
+) -> list[list[float]]:
+    """Returns the losses of all ranks."""
+    done = train(launcher, trainer, backend, folder / backend)
+    assert done.returncode == 0, done.stdout[-8000:]
+    found = re.findall(r"BACKEND (\w+) LOSSES (\[.*\])", done.stdout)
+    assert [name for name, _ in found] == [backend] * ranks, done.stdout[-8000:]
+    return [ast.literal_eval(text) for _, text in found]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("launcher", ["one node", "two nodes", "torchrun", "its own"])
+def test_losses_are_those_of_gloo(trainer: str, launcher: str, tmp_path: Path) -> None:
+    if launcher == "its own" and OWN[trainer] is TORCHRUN:
+        pytest.skip("it has no launcher of its own")
+    words = {"one node": ONE, "two nodes": TWO, "torchrun": TORCHRUN, "its own": OWN[trainer]}
+    ranks = 4 if launcher == "two nodes" else 2
+    ours = losses(words[launcher], trainer, "gradwire", tmp_path, ranks)
+    # Gloo's losses don't depend on the launcher.
+    theirs = losses(words[launcher], trainer, "gloo", tmp_path, ranks)
+    assert len(ours[0]) > 8
+    for mine in ours:
+        assert mine == pytest.approx(theirs[0], rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_killed_rank_is_named(trainer: str, tmp_path: Path) -> None:
+    done = train(ONE, trainer, "gradwire", tmp_path, "1")
+    assert done.returncode == 137, done.stdout[-8000:]
+    assert re.search(r"\[0\].*rank 1 on host .* was killed by SIGKILL", done.stdout)
+
+
+def test_accelerate_still_has_a_list_of_backends() -> None:
+    """Otherwise ``Accelerator(backend="gradwire")`` may do, and ``prepare`` is not needed."""
+    state = pytest.importorskip("accelerate.state")
+    version = importlib.metadata.version("accelerate")
+    source = Path(state.__file__).read_text()
+    assert "Your assigned backend" in source, f"Accelerate {version} accepts any backend: use it"
