@@ -17,58 +17,64 @@ use serde::{Deserialize, Serialize};
 
 /// A vote: its epoch, and its number in the epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct VoteId {
-    pub(crate) epoch: u64,
-    pub(crate) number: u64,
+pub struct VoteId {
+    /// The epoch in which the ranks vote.
+    pub epoch: u64,
+    /// Its number there, from 1.
+    pub number: u64,
 }
 
 /// The answer of a vote, as a rank knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Answer {
-    pub(crate) vote: VoteId,
+pub struct Answer {
+    /// The vote.
+    pub vote: VoteId,
     /// The epoch in which the rank learned it. A conclusion of a later epoch replaces what a rank
     /// has heard that was not there.
-    pub(crate) since: u64,
-    pub(crate) yes: bool,
+    pub since: u64,
+    /// The answer.
+    pub yes: bool,
 }
 
 /// A process set: the epoch and the number with which it was created, and its members.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct KnownSet {
-    pub(crate) epoch: u64,
-    pub(crate) id: u32,
+pub struct KnownSet {
+    /// The epoch in which it was created.
+    pub epoch: u64,
+    /// Its number there.
+    pub id: u32,
     /// The members by their numbers as workers, in the order of their ranks.
-    pub(crate) workers: Vec<u32>,
+    pub workers: Vec<u32>,
 }
 
 /// What a rank tells the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Hello {
+pub struct Hello {
     /// Its number in the job.
-    pub(crate) worker: u32,
+    pub worker: u32,
     /// The last earlier epoch in which it was, even if that ended before it had formed; 0 for none.
-    pub(crate) last: u64,
+    pub last: u64,
     /// The last epoch that has formed on it; 0 for none.
-    pub(crate) formed: u64,
+    pub formed: u64,
     /// It came to ranks that had been there before, and no vote that it took part in has ended yet.
-    pub(crate) lacks_state: bool,
+    pub lacks_state: bool,
     /// The vote that it waited for when its epoch ended.
-    pub(crate) asked: Option<VoteId>,
+    pub asked: Option<VoteId>,
     /// The last answer that it knows.
-    pub(crate) answer: Option<Answer>,
+    pub answer: Option<Answer>,
     /// The process sets that it knows, besides that of all ranks.
-    pub(crate) sets: Vec<KnownSet>,
+    pub sets: Vec<KnownSet>,
 }
 
 /// What follows for all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Formation {
+pub struct Formation {
     /// The workers, by rank.
-    pub(crate) workers: Vec<u32>,
+    pub workers: Vec<u32>,
     /// Whether a rank may lack the state of the others.
-    pub(crate) newcomers: bool,
+    pub newcomers: bool,
     /// The process sets that come back, in the order in which they were created.
-    pub(crate) sets: Vec<KnownSet>,
+    pub sets: Vec<KnownSet>,
     /// The answers that the ranks know, in the order of the votes and of when they were learned.
     answers: Vec<Answer>,
     /// The last epoch before this one in which any of the ranks was, and that any has formed.
@@ -81,7 +87,7 @@ impl Formation {
     ///
     /// # Errors
     /// What is wrong with them (TRUST).
-    pub(crate) fn of(hellos: &[Hello]) -> Result<Self, String> {
+    pub fn of(hellos: &[Hello]) -> Result<Self, String> {
         let workers: Vec<u32> = hellos.iter().map(|hello| hello.worker).collect();
         let present: BTreeSet<u32> = workers.iter().copied().collect();
         if present.len() < workers.len() {
@@ -105,30 +111,30 @@ impl Formation {
     }
 
     /// How a vote ended that some rank waits for (VOTE).
-    pub(crate) fn outcome(&self, vote: VoteId) -> bool {
+    pub fn outcome(&self, vote: VoteId) -> bool {
         // In the order of what was learned last.
         self.answers.iter().rfind(|answer| answer.vote == vote).is_some_and(|answer| answer.yes)
     }
 
     /// The last answer that a rank knows from now on. `asked` is the vote that it waited for.
-    pub(crate) fn answer(&self, asked: Option<VoteId>, epoch: u64) -> Option<Answer> {
+    pub fn answer(&self, asked: Option<VoteId>, epoch: u64) -> Option<Answer> {
         let own = asked.map(|vote| Answer { vote, since: epoch, yes: self.outcome(vote) });
         own.max(self.answers.last().copied())
     }
 
     /// Whether a rank that said this may lack the state of the others.
-    pub(crate) fn lacks_state(&self, hello: &Hello) -> bool {
+    pub fn lacks_state(&self, hello: &Hello) -> bool {
         let came_later = hello.formed == 0 && self.formed > 0;
         hello.lacks_state || hello.last < self.last || came_later
     }
 
     /// A member of a set that is not there any more.
-    pub(crate) fn missing(&self, set: &KnownSet) -> Option<u32> {
+    pub fn missing(&self, set: &KnownSet) -> Option<u32> {
         set.workers.iter().copied().find(|worker| !self.workers.contains(worker))
     }
 
     /// The ranks of a set's members, ascending; all of them are there.
-    pub(crate) fn ranks_of(&self, set: &KnownSet) -> Vec<u32> {
+    pub fn ranks_of(&self, set: &KnownSet) -> Vec<u32> {
         let ranks = (0..).zip(&self.workers).filter(|(_, worker)| set.workers.contains(worker));
         ranks.map(|(rank, _)| rank).collect()
     }
@@ -136,7 +142,7 @@ impl Formation {
 
 /// What a rank remembers from epoch to epoch.
 #[derive(Debug, Default)]
-pub(crate) struct Past {
+pub struct Past {
     /// The last epoch in which it was, and the last that has formed.
     last: u64,
     formed: u64,
@@ -151,7 +157,7 @@ pub(crate) struct Past {
 
 impl Past {
     /// Begins a vote; `None` if another one has no answer yet.
-    pub(crate) fn ask(&mut self, epoch: u64) -> Option<VoteId> {
+    pub fn ask(&mut self, epoch: u64) -> Option<VoteId> {
         if self.asked.is_some() {
             return None;
         }
@@ -161,7 +167,7 @@ impl Past {
     }
 
     /// The vote was not started; no other rank knows of it.
-    pub(crate) fn withdraw(&mut self, vote: VoteId) {
+    pub fn withdraw(&mut self, vote: VoteId) {
         if self.asked == Some(vote) {
             self.asked = None;
             self.votes -= 1;
@@ -169,7 +175,7 @@ impl Past {
     }
 
     /// The vote has this answer. All ranks have taken part in it.
-    pub(crate) fn hear(&mut self, vote: VoteId, yes: bool) {
+    pub fn hear(&mut self, vote: VoteId, yes: bool) {
         if self.asked == Some(vote) {
             self.asked = None;
             self.answer = Some(Answer { vote, since: vote.epoch, yes });
@@ -178,24 +184,19 @@ impl Past {
     }
 
     /// What it tells the other ranks of a new epoch.
-    pub(crate) fn hello(&self, worker: u32, sets: Vec<KnownSet>) -> Hello {
+    pub fn hello(&self, worker: u32, sets: Vec<KnownSet>) -> Hello {
         let Self { last, formed, lacks_state, asked, answer, .. } = *self;
         Hello { worker, last, formed, lacks_state, asked, answer, sets }
     }
 
     /// It is part of an epoch, which may end before it has formed.
-    pub(crate) fn enter(&mut self, epoch: u64) {
+    pub fn enter(&mut self, epoch: u64) {
         self.last = epoch;
     }
 
     /// An epoch has formed, to which this rank said `hello`. Returns how the vote ended that it
     /// waited for.
-    pub(crate) fn form(
-        &mut self,
-        epoch: u64,
-        formation: &Formation,
-        hello: &Hello,
-    ) -> Option<bool> {
+    pub fn form(&mut self, epoch: u64, formation: &Formation, hello: &Hello) -> Option<bool> {
         let outcome = hello.asked.map(|vote| formation.outcome(vote));
         self.answer = formation.answer(hello.asked, epoch);
         self.lacks_state = formation.lacks_state(hello);

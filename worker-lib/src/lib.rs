@@ -157,7 +157,9 @@ mod element;
 mod epoch;
 mod error;
 mod exchange;
-mod formation;
+// For the simulation of elastic jobs.
+#[doc(hidden)]
+pub mod formation;
 mod futures;
 mod gate;
 mod handle;

@@ -44,9 +44,9 @@ impl Line {
 
     /// The same if it remembers many frames.
     pub(super) fn shorten(&mut self) {
-        if self.sent.len() > self.many {
+        if self.sent.remembered() > self.many {
             self.look();
-            self.many = MANY + 2 * self.sent.len();
+            self.many = MANY + 2 * self.sent.remembered();
         }
     }
 }

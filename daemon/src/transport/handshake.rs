@@ -32,7 +32,9 @@ pub(crate) const MAX_STREAMS: u32 = 16;
 
 const MAGIC: [u8; 8] = *b"GRADWIRE";
 const VERSION: u32 = 3;
-const HELLO_BYTES: usize = 8 + 4 + 8 + 5 * 4 + 2 * 8 + JobId::MAX_BYTES + NONCE_BYTES;
+
+/// Bytes of a Hello.
+pub const HELLO_BYTES: usize = 8 + 4 + 8 + 5 * 4 + 2 * 8 + JobId::MAX_BYTES + NONCE_BYTES;
 const BEGIN: u8 = 1;
 
 /// Why a connection could not be made.
@@ -120,7 +122,8 @@ pub struct Attempt {
     pub totals: Totals,
 }
 
-fn hello(
+/// The Hello with which a dialler asks for a connection.
+pub fn hello(
     me: &Identity,
     id: ConnectionId,
     attempt: Attempt,
@@ -182,6 +185,41 @@ where
     }
 }
 
+/// Checks that a Hello is for this daemon, from one of the same job and epoch. Its sender has not
+/// proven yet that it knows the secret.
+///
+/// # Errors
+/// [`HandshakeError::NotGradwire`] and [`HandshakeError::WrongPeer`].
+pub fn check_hello(
+    me: &Identity,
+    received: &[u8; HELLO_BYTES],
+) -> Result<(ConnectionId, Attempt), HandshakeError> {
+    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| received[at + i]));
+    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+    if received[..8] != MAGIC || word(8) != VERSION {
+        return Err(HandshakeError::NotGradwire);
+    }
+    let id = ConnectionId { peer: NodeId(word(20)), number: word(28) };
+    let totals = Totals { written: long(40), read: long(48) };
+    let attempt = Attempt { number: word(36), totals };
+    // A proof holds only for this Hello with its nonce, for this epoch and this node.
+    let mut theirs = [0; NONCE_BYTES];
+    theirs.copy_from_slice(&received[HELLO_BYTES - NONCE_BYTES..]);
+    let dialler = Identity { node: id.peer, ..me.clone() };
+    let expected =
+        hello(&dialler, ConnectionId { peer: me.node, number: id.number }, attempt, &theirs);
+    if *received != expected || id.peer.0 >= me.nodes || id.number >= me.lanes * MAX_STREAMS {
+        let epoch = long(12);
+        return Err(HandshakeError::WrongPeer(format!(
+            "its Hello is from node {} to node {}, connection {}, epoch {epoch}",
+            id.peer,
+            word(24),
+            id.number
+        )));
+    }
+    Ok((id, attempt))
+}
+
 /// Authenticates the dialler. `admit` decides whether this attempt gets the connection. It is
 /// called before the other side may send data.
 ///
@@ -197,29 +235,7 @@ where
 {
     let mut received = [0; HELLO_BYTES];
     stream.read_exact(&mut received).await?;
-    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| received[at + i]));
-    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-    if received[..8] != MAGIC || word(8) != VERSION {
-        return Err(HandshakeError::NotGradwire);
-    }
-    let id = ConnectionId { peer: NodeId(word(20)), number: word(28) };
-    let totals = Totals { written: long(40), read: long(48) };
-    let attempt = Attempt { number: word(36), totals };
-    // A proof holds only for this Hello with its nonce, for this epoch and this node.
-    let mut theirs = [0; NONCE_BYTES];
-    theirs.copy_from_slice(&received[HELLO_BYTES - NONCE_BYTES..]);
-    let dialler = Identity { node: id.peer, ..me.clone() };
-    let expected =
-        hello(&dialler, ConnectionId { peer: me.node, number: id.number }, attempt, &theirs);
-    if received != expected || id.peer.0 >= me.nodes || id.number >= me.lanes * MAX_STREAMS {
-        let epoch = long(12);
-        return Err(HandshakeError::WrongPeer(format!(
-            "its Hello is from node {} to node {}, connection {}, epoch {epoch}",
-            id.peer,
-            word(24),
-            id.number
-        )));
-    }
+    let (id, attempt) = check_hello(me, &received)?;
     let nonce = nonce();
     let claim = Claim::DataAcceptor { challenge: &nonce, hello: &received };
     let proof = me.secret.prove(&claim);

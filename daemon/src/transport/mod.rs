@@ -7,7 +7,7 @@
 //! - `line`: the rate of this host's line
 //! - `patience`: how long making a connection may take (pure)
 //! - `paths`: the system's measurements of the paths to the peers
-//! - `sent`: what a connection has sent and the peer may not have (pure)
+//! - [`sent`]: what a connection has sent and the peer may not have (pure)
 //! - `stream`: one connection
 
 pub(crate) mod connections;
@@ -16,6 +16,6 @@ pub mod handshake;
 pub(crate) mod line;
 pub(crate) mod paths;
 pub(crate) mod patience;
-pub(crate) mod sent;
+pub mod sent;
 pub(crate) mod stream;
 pub(crate) mod window;

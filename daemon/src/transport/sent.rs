@@ -14,9 +14,11 @@ use super::frame::{HEADER_BYTES, Header};
 
 /// A chunk of data in a frame, and the step that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Chunk {
-    pub(crate) header: Header,
-    pub(crate) step: u32,
+pub struct Chunk {
+    /// The header of the frame.
+    pub header: Header,
+    /// The step of the piece.
+    pub step: u32,
 }
 
 /// The end of a payload.
@@ -51,38 +53,46 @@ impl Frame {
 
 /// Where the bytes of a payload are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Payload<'a> {
+pub enum Payload<'a> {
+    /// There are none.
     None,
     /// In the piece, from this byte of the chunk on.
     Piece(&'a Chunk, u64),
+    /// These, because those in the piece may have changed.
     Kept(&'a [u8]),
 }
 
 /// The rest of the frame that is sent next.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Due<'a> {
-    pub(crate) header: &'a [u8],
-    pub(crate) payload: Payload<'a>,
+pub struct Due<'a> {
+    /// The rest of its header.
+    pub header: &'a [u8],
+    /// The rest of its data.
+    pub payload: Payload<'a>,
 }
 
 /// A part of a chunk was written for the first time.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Written {
-    pub(crate) chunk: Chunk,
+pub struct Written {
+    /// The chunk.
+    pub chunk: Chunk,
     /// Whether that was its end.
-    pub(crate) is_whole: bool,
+    pub is_whole: bool,
 }
 
 /// The peer's count of received bytes is impossible: `read` is not between what it has acknowledged
 /// and what was `written`.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Impossible {
-    pub(crate) written: u64,
-    pub(crate) read: u64,
+pub struct Impossible {
+    /// What was written.
+    pub written: u64,
+    /// What the peer says that it has read.
+    pub read: u64,
 }
 
+/// What was sent in one place for a connection, on all connections that have followed each other.
 #[derive(Debug)]
-pub(crate) struct Sent {
+pub struct Sent {
     frames: VecDeque<Frame>,
     /// The index of the frame to write next. This connection has carried all frames before it.
     next: usize,
@@ -103,7 +113,7 @@ pub(crate) struct Sent {
 impl Sent {
     /// Nothing sent yet. Unless it `remembers` frames, a connection can only be replaced between
     /// two of them.
-    pub(crate) fn new(remembers: bool) -> Self {
+    pub fn new(remembers: bool) -> Self {
         Self {
             frames: VecDeque::new(),
             next: 0,
@@ -117,48 +127,48 @@ impl Sent {
     }
 
     /// The position of the next byte to write.
-    pub(crate) fn written(&self) -> u64 {
+    pub fn written(&self) -> u64 {
         self.written
     }
 
     /// Up to where all bytes have arrived.
-    pub(crate) fn arrived(&self) -> u64 {
+    pub fn arrived(&self) -> u64 {
         self.arrived
     }
 
     /// All bytes that were written, including those written again.
-    pub(crate) fn moved(&self) -> u64 {
+    pub fn moved(&self) -> u64 {
         self.moved
     }
 
     /// The end of the last chunk that was written.
-    pub(crate) fn chunks_end(&self) -> u64 {
+    pub fn chunks_end(&self) -> u64 {
         self.chunks_end
     }
 
     /// How many frames are remembered.
-    pub(crate) fn len(&self) -> usize {
+    pub fn remembered(&self) -> usize {
         self.frames.len()
     }
 
     /// Whether it can take a frame to send.
-    pub(crate) fn is_free(&self) -> bool {
+    pub fn is_free(&self) -> bool {
         self.next == self.frames.len()
     }
 
     /// Whether a frame was written in part.
-    pub(crate) fn is_within_frame(&self) -> bool {
+    pub fn is_within_frame(&self) -> bool {
         self.frames.get(self.next).is_some_and(|frame| frame.begin < self.written)
     }
 
     /// Takes a frame to send: a chunk with its header, or only a header.
-    pub(crate) fn carry(&mut self, header: [u8; HEADER_BYTES], chunk: Option<Chunk>) {
+    pub fn carry(&mut self, header: [u8; HEADER_BYTES], chunk: Option<Chunk>) {
         let begin = self.frames.back().map_or(self.written, Frame::end);
         self.frames.push_back(Frame { begin, header, chunk, kept: None });
     }
 
     /// What to write next.
-    pub(crate) fn due(&self) -> Option<Due<'_>> {
+    pub fn due(&self) -> Option<Due<'_>> {
         let frame = self.frames.get(self.next)?;
         let of_header = (self.written - frame.begin).min(HEADER_BYTES as u64) as usize;
         let from = frame.payload_at(self.written);
@@ -172,7 +182,7 @@ impl Sent {
 
     /// Notes that bytes of the due frame were written. Returns its chunk if a part of its payload
     /// was written for the first time.
-    pub(crate) fn wrote(&mut self, bytes: u64) -> Option<Written> {
+    pub fn wrote(&mut self, bytes: u64) -> Option<Written> {
         let frame = self.frames.get(self.next)?;
         let (chunk, end) = (frame.chunk, frame.end());
         self.written += bytes;
@@ -194,7 +204,7 @@ impl Sent {
     }
 
     /// Forgets the frames that have arrived: the peer has all bytes before `position`.
-    pub(crate) fn has_arrived(&mut self, position: u64) {
+    pub fn has_arrived(&mut self, position: u64) {
         self.arrived = self.arrived.max(position.min(self.written));
         while self.next > 0
             && let Some(first) = self.frames.front()
@@ -210,7 +220,7 @@ impl Sent {
     ///
     /// # Errors
     /// [`Impossible`] if the peer can't have read as many, or must have read more.
-    pub(crate) fn resume(&mut self, read: u64) -> Result<u64, Impossible> {
+    pub fn resume(&mut self, read: u64) -> Result<u64, Impossible> {
         let written = self.written;
         if !(self.arrived..=written).contains(&read) {
             return Err(Impossible { written, read });
@@ -230,13 +240,13 @@ impl Sent {
     }
 
     /// Whether the peer may lack one of these chunks, whose bytes are not kept.
-    pub(crate) fn has(&mut self, which: impl Fn(&Chunk) -> bool) -> bool {
+    pub fn has(&mut self, which: impl Fn(&Chunk) -> bool) -> bool {
         self.unprotected().any(|(_, chunk)| which(&chunk))
     }
 
     /// Keeps what the peer may lack of these chunks, before their bytes change. `copy` gets a chunk
     /// and its first byte to keep.
-    pub(crate) fn keep(
+    pub fn keep(
         &mut self,
         which: impl Fn(&Chunk) -> bool,
         mut copy: impl FnMut(&Chunk, u64) -> Vec<u8>,

@@ -168,7 +168,7 @@ impl Model {
         assert!(self.waiting.is_empty());
         assert!(self.read == self.expected, "{:?} instead of {:?}", self.read, self.expected);
         self.acknowledge(0);
-        assert_eq!(self.sent.len(), 0, "nothing is remembered");
+        assert_eq!(self.sent.remembered(), 0, "nothing is remembered");
         assert_eq!(self.sent.written(), self.expected.len() as u64);
     }
 }
@@ -229,5 +229,5 @@ fn frames_are_forgotten_without_recovery() {
     assert!(sent.is_within_frame());
     assert_eq!(sent.resume(9), Err(Impossible { written: 10, read: 9 }));
     sent.wrote(22);
-    assert_eq!((sent.len(), sent.is_within_frame(), sent.resume(32)), (0, false, Ok(0)));
+    assert_eq!((sent.remembered(), sent.is_within_frame(), sent.resume(32)), (0, false, Ok(0)));
 }
