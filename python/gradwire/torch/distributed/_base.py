@@ -88,16 +88,21 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         timeout: timedelta,
     ):
         super().__init__(rank, len(ranks))
-        self._store, self.world, self._timeout = store, world, timeout
+        self._store, self._timeout = store, timeout
+        self._group_name, self._group_desc = name, "undefined"
+        self._become(world, rank, ranks)
+
+    def _become(self, world: World, rank: int, ranks: Sequence[int]) -> None:
+        """Makes it a group of these ranks, in which this process has the given rank."""
+        self.world = world
         self._rank, self._ranks = rank, list(ranks)
         ascending: Ranks = tuple(sorted(ranks))
         self._key = world.key(ascending)
-        self._set = world.process_set(self._key, timeout)
+        self._set = world.process_set(self._key, self._timeout)
         self._left = threading.Event()
         # The members' ranks in the group, in process set order.
         self._order = [self._ranks.index(member) for member in ascending]
-        self._group_name, self._group_desc = name, "undefined"
-        self._numbers = Numbers(f"{NAME}{world.generation}.{name}", frozenset(ranks))
+        self._numbers = Numbers(f"{NAME}{world.generation}.{self._group_name}", frozenset(ranks))
         self._channels: dict[tuple[int, int, int], Channel] = {}
         self._monitored = 0
         _threads.finish_dropped()
