@@ -231,6 +231,34 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Whether PyTorch may split the group: False."""
         return False
 
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether the ranks of the group can be chosen again: False."""
+        return False
+
+    def get_reconfigure_handle(self) -> str:
+        """Raises an error: the ranks of this group can't be chosen again.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "the ranks of this process group can't be chosen again: create it with "
+            "init_process_group(..., enable_reconfigure=True)"
+        )
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Raises an error: the ranks of this group can't be chosen again.
+
+        Args:
+            opts: PyTorch's options for the call; not used.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        del opts
+        self.get_reconfigure_handle()
+
     def supports_tensor_alloc(self, device: torch.device | str) -> bool:
         """Returns whether ``allocate_tensor`` supports a device.
 
