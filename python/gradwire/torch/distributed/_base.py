@@ -237,10 +237,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return False
 
     def get_reconfigure_handle(self) -> str:
-        """Raises an error: the ranks of this group can't be chosen again.
+        """Returns what ``reconfigure`` needs of this process.
+
+        Returns:
+            A text for ``reconfigure``.
 
         Raises:
-            NotImplementedError: Always.
+            NotImplementedError: The group was created without ``enable_reconfigure``.
         """
         raise NotImplementedError(
             "the ranks of this process group can't be chosen again: create it with "
@@ -248,13 +251,16 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         )
 
     def reconfigure(self, opts: Any) -> Any:
-        """Raises an error: the ranks of this group can't be chosen again.
+        """Gives the group other ranks.
 
         Args:
-            opts: PyTorch's options for the call; not used.
+            opts: PyTorch's ``ReconfigureOptions``.
+
+        Returns:
+            A work that is complete.
 
         Raises:
-            NotImplementedError: Always.
+            NotImplementedError: The group was created without ``enable_reconfigure``.
         """
         del opts
         self.get_reconfigure_handle()

@@ -294,7 +294,7 @@ class _Unformed(Everybody):
     """The world of a group without ranks."""
 
     def process_set(self, key: Any, timeout: timedelta) -> Any:
-        """Returns None: there is no process set."""
+        """Returns None, because a group without ranks needs no process set."""
         del key, timeout
 
 
