@@ -149,14 +149,18 @@ def stop(left: bool = False) -> None:
         try:
             service.wait(None if left else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            service.terminate()
-            try:
-                service.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                service.kill()
-                service.wait()
+            _terminate(service)
         if service.stdout is not None:
             service.stdout.close()
+
+
+def _terminate(service: subprocess.Popen[str]) -> None:
+    service.terminate()
+    try:
+        service.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        service.kill()
+        service.wait()
 
 
 def let_go() -> None:
@@ -185,10 +189,8 @@ def is_launched() -> bool:
 def hand_over() -> list[int]:
     """Returns the process ids of the services; ``at_exit`` waits for them."""
     ids = []
-    for service in _former:
-        service.terminate()
-    for service in _former:
-        service.wait()
+    while _former:
+        _terminate(_former.pop())
     while _services:
         service = _services.pop()
         if service.poll() is None:
