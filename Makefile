@@ -98,7 +98,8 @@ docs: metrics-docs ## the reference of the Python package and of the crates, in 
 	.venv-python/bin/pip install --quiet --disable-pip-version-check pdoc==$(PDOC)
 	rm -rf target/docs && mkdir -p target/docs
 	.venv-python/bin/python -W error::UserWarning -m pdoc --docformat google \
-	    --output-directory target/docs/python gradwire gradwire.torch gradwire.torch.distributed
+	    --output-directory target/docs/python gradwire gradwire.torch gradwire.torch.distributed \
+	    '!gradwire.torch.torchft'
 	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	cp -r $(TARGET)/doc target/docs/rust
 

@@ -63,9 +63,14 @@ def rejoin() -> Rejoined:
     _staging.end_epoch()
     rejoined = Rejoined(*session.rejoin())
     _world.renew()
+    start_over()
+    return rejoined
+
+
+def start_over() -> None:
+    """Starts names and numbers over, as in a new process: this process has joined other ranks."""
     with _lock:
         callbacks = [each() for each in _callbacks]
     for callback in callbacks:
         if callback is not None:
             callback()
-    return rejoined

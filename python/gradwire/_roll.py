@@ -61,6 +61,16 @@ def wait_for_store(host: str, port: int, within: timedelta) -> None:
             time.sleep(_POLL_SECONDS)
 
 
+def unreachable(host: str, port: int, error: RuntimeError) -> NotLaunched:
+    """Returns the error of a store that has ended while ranks met in it."""
+    return NotLaunched(
+        f"the ranks' store at {host}:{port} has failed ({_first_line(error)}): has its process, "
+        "rank 0, ended?",
+        kind="not-launched",
+        rank=0,
+    )
+
+
 def taken(host: str, port: int, error: RuntimeError) -> NotLaunched:
     """Returns the error of a rank that can't serve the store."""
     return NotLaunched(

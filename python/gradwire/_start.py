@@ -42,6 +42,10 @@ _GRACE_SECONDS = 5.0
 # How many characters of a command line a message shows.
 _SHOWN = 200
 _services: list[subprocess.Popen[str]] = []
+# The services of jobs that this process has left, while other ranks still use them.
+_former: list[subprocess.Popen[str]] = []
+# The variables of a rank.
+_RANK = ("GRADWIRE_JOB", "GRADWIRE_SECRET", "GRADWIRE_SOCKET", "GRADWIRE_LOCAL_RANK")
 # Counts the jobs that this process has formed without a launcher.
 _jobs = itertools.count()
 # Whether the environment variables describe a job formed without a launcher.
@@ -150,19 +154,48 @@ def stop(left: bool = False) -> None:
         try:
             service.wait(None if left else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            service.terminate()
-            try:
-                service.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                service.kill()
-                service.wait()
+            _terminate(service)
         if service.stdout is not None:
             service.stdout.close()
+
+
+def _terminate(service: subprocess.Popen[str]) -> None:
+    service.terminate()
+    try:
+        service.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        service.kill()
+        service.wait()
+
+
+def let_go() -> None:
+    """Forgets a job that this process has left, so that it can form another one.
+
+    The services end when the other ranks have left, or with this process.
+    """
+    global _launched_here
+    for name in _RANK:
+        os.environ.pop(name, None)
+    _launched_here = False
+    _former.extend(_services)
+    _services.clear()
+    for service in list(_former):
+        if service.poll() is not None:
+            _former.remove(service)
+            if service.stdout is not None:
+                service.stdout.close()
+
+
+def is_launched() -> bool:
+    """Returns whether a launcher has started the job of this process."""
+    return not _launched_here and any(name in os.environ for name in _RANK)
 
 
 def hand_over() -> list[int]:
     """Returns the process ids of the services; ``at_exit`` waits for them."""
     ids = []
+    while _former:
+        _terminate(_former.pop())
     while _services:
         service = _services.pop()
         if service.poll() is None:
@@ -240,7 +273,7 @@ def clear_variables(left: bool, attached: bool = True) -> None:
     """
     global _launched_here
     if _launched_here or attached:
-        for name in ("GRADWIRE_JOB", "GRADWIRE_SECRET", "GRADWIRE_SOCKET", "GRADWIRE_LOCAL_RANK"):
+        for name in _RANK:
             os.environ.pop(name, None)
         _launched_here = False
     stop(left)

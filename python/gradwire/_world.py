@@ -136,6 +136,8 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 _lock = threading.Lock()
 _session: _native.Session | None = None
 _process = 0
+# The advice for a program without a session.
+how_to_begin = "call init() first"
 # Whether this process has left an elastic job.
 _left = False
 _sets: dict[int, ProcessSet] = {}
@@ -156,7 +158,7 @@ def session() -> _native.Session:
         Forked: It belongs to the parent of this process.
     """
     if _session is None:
-        raise NotInitialized("gradwire has not been initialized: call init() first", kind="closed")
+        raise NotInitialized(f"gradwire has not been initialized: {how_to_begin}", kind="closed")
     if _process != os.getpid():
         raise Forked(
             f"this process was forked from a rank (process {_process}) and is not a rank itself: "
@@ -308,6 +310,19 @@ def shutdown() -> None:
             _start.clear_variables(left=False)
             raise
         _start.clear_variables(left=True)
+
+
+def let_go() -> None:
+    """Leaves the job, which may have failed, so that this process can join another one at once.
+
+    Unlike ``shutdown``, it does not wait for the other ranks.
+    """
+    with _lock:
+        ended = _detach()
+        if ended is not None:
+            with contextlib.suppress(GradwireError):
+                ended.shutdown()
+        _start.let_go()
 
 
 def _detach() -> _native.Session | None:

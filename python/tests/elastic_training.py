@@ -5,12 +5,13 @@ and a digest of the parameters. After the job, the test repeats these steps in o
 
     python elastic_training.py MODE FOLDER STEPS
 
-MODE is ``rollback`` or ``skip``. Variables say who is killed, and when:
+MODE is ``rollback``, ``skip`` or ``ddp``. Variables say who is killed, and when:
 
 - ``KILLS``: JSON, a list of [epoch, rank, step, moment]. ``moment`` is ``forward``, ``hook``,
   ``backward``, ``step`` or ``commit``.
 - ``GROWS``: the training goes on until it has had this number of ranks for some steps after the
   first epoch.
+- ``DDP``: JSON, the options of the DDP model.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire.torch as hvd
 from gradwire import _world
@@ -139,6 +141,28 @@ def skip(rank: Rank, steps: int) -> Any:
     return model
 
 
+def ddp(rank: Rank, steps: int) -> Any:
+    model, optimizer = made(hvd.rank())
+    state = hvd.elastic.ObjectState(step=0, grown=0)
+    hook = hvd.DdpHookState(on_loss="skip", optimizer=optimizer, state=state)
+    options = json.loads(os.environ.get("DDP", "{}"))
+    parallel = DistributedDataParallel(model, process_group=hook.process_group, **options)
+    parallel.register_comm_hook(hook, hvd.ddp_hook)
+    voting: Any = optimizer
+    while rank.goes_on(state, steps):
+        optimizer.zero_grad()
+        rank.at(state.step, "forward")
+        loss = loss_of(parallel, state.step, hvd.rank())
+        with rank.hooked(model, state.step):
+            loss.backward()
+        rank.at(state.step, "backward")
+        before = voting.skipped_steps
+        optimizer.step()
+        rank.at(state.step, "step")
+        rank.made(state, model, skipped=voting.skipped_steps > before)
+    return model
+
+
 def replay(lines: list[dict[str, Any]]) -> Any:
     """Returns the model after these steps, in one process."""
     model, optimizer = made(0)
@@ -155,7 +179,7 @@ def main() -> None:
     mode, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     hvd.init()
     rank = Rank(folder)
-    model = {"rollback": rollback, "skip": skip}[mode](rank, steps)
+    model = {"rollback": rollback, "skip": skip, "ddp": ddp}[mode](rank, steps)
     torch.save(model.state_dict(), folder / f"worker{rank.worker}.pt")
     print(f"END worker {rank.worker} rank {hvd.rank()} of {hvd.size()}", flush=True)
 

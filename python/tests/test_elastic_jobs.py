@@ -28,7 +28,12 @@ def train(folder: Path, mode: str, *options: str, kills: list[Any], grows: int =
     words = [LAUNCHER, "run", "-np", "3", *options, "--", sys.executable, PROGRAM, mode]
     done = subprocess.run(
         [*words, str(folder), str(STEPS)],
-        env={**os.environ, "KILLS": json.dumps(kills), "GROWS": str(grows)},
+        env={
+            **os.environ,
+            "KILLS": json.dumps(kills),
+            "GROWS": str(grows),
+            "DDP": json.dumps({"gradient_as_bucket_view": True, "bucket_cap_mb": 1e-4}),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -66,7 +71,7 @@ def check(folder: Path, said: str, ranks: int) -> list[dict[str, Any]]:
     return whole
 
 
-@pytest.mark.parametrize("mode", ["rollback", "skip"])
+@pytest.mark.parametrize("mode", ["rollback", "skip", "ddp"])
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_training_outlives_a_killed_rank(tmp_path: Path, mode: str, rank: int) -> None:
     seed = random.randrange(1 << 30)
@@ -80,10 +85,10 @@ def test_training_outlives_a_killed_rank(tmp_path: Path, mode: str, rank: int) -
     assert {line["size"] for line in whole if not line["skipped"]} <= {2, 3}
     assert whole[-1]["epoch"] == 2 and whole[-1]["size"] == 2
     skipped = [line["step"] for line in whole if line["skipped"]]
-    assert len(skipped) <= 1 if mode == "skip" else not skipped
+    assert len(skipped) <= 1 if mode != "rollback" else not skipped
 
 
-@pytest.mark.parametrize("mode", ["rollback", "skip"])
+@pytest.mark.parametrize("mode", ["rollback", "skip", "ddp"])
 def test_a_killed_rank_is_replaced(tmp_path: Path, mode: str) -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
@@ -92,6 +97,49 @@ def test_a_killed_rank_is_replaced(tmp_path: Path, mode: str) -> None:
     said = train(tmp_path, mode, *options, kills=[kill], grows=3)
     whole = check(tmp_path, said, ranks=3)
     assert {line["size"] for line in whole if not line["skipped"]} == {2, 3}
+
+
+BEFORE = """
+import hashlib, os, signal
+import torch
+from torch.nn.parallel import DistributedDataParallel
+import gradwire.torch as hvd
+
+hvd.init()
+model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def batch_of(step, rank, size):
+    if (step, rank, size) == (40, 1, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def loss_of(model, batch):
+    return model(batch).square().mean()
+
+"""
+AFTER = """
+parameters = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+print("END", optimizer.skipped_steps, state.step, hashlib.sha256(parameters).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("section", ["## Skip", "### With DDP"])
+def test_loops_of_the_guide_skip_a_step(tmp_path: Path, section: str) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "elastic.md").read_text()
+    loop = guide.split(f"\n{section}\n")[1].split("```python\n")[1].split("```")[0]
+    program = tmp_path / "program.py"
+    program.write_text(BEFORE + loop.replace("1000", "60") + AFTER)
+    words = [LAUNCHER, "run", "-np", "3", "--min-np", "2", "--max-np", "3"]
+    words += ["--blacklist-cooldown-range", "600", "600", "--", sys.executable, str(program)]
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stdout
+    ends = re.findall(r"END 1 60 (\w+)", done.stdout)
+    assert len(ends) == 2 and len(set(ends)) == 1, done.stdout
 
 
 def test_an_error_of_the_program_ends_the_job(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ def contributors() -> int:
     In an elastic job, it changes with the ranks.
 
     Returns:
-        The number of ranks that have exchanged gradients for the last step of a
-        ``DistributedOptimizer`` of this process; 0 before the first step.
+        The number of ranks that have exchanged gradients for the last step of an optimizer of this
+        process that is a ``DistributedOptimizer``, or one of a ``DdpHookState``; 0 before the first
+        step.
 
     Example:
         ```python
@@ -37,6 +38,12 @@ def contributors() -> int:
         ```
     """
     return _contributors
+
+
+def note_contributors(count: int) -> None:
+    """Notes the number of ranks whose gradients are in the last step."""
+    global _contributors
+    _contributors = count
 
 
 class Distributed(Wrapped):
@@ -188,13 +195,12 @@ class Distributed(Wrapped):
 
     def _step_with_results(self, *args: Any, **kwargs: Any) -> Any:
         """Makes the original step with exchanged gradients."""
-        global _contributors
         self._exchange.hide()
         try:
             result = self._original_step(*args, **kwargs)
         finally:
             self._exchange.stepped()
-        _contributors = self._exchange.contributors
+        note_contributors(self._exchange.contributors)
         note_step()
         return result
 

@@ -34,6 +34,9 @@ class Wrapped(torch.optim.Optimizer):
     # The original class, and a ``step`` that was set on the object.
     _original: type[torch.optim.Optimizer]
     _instance_step: Callable[..., Any] | None
+    # The vote on a step that is not made, if the ranks vote on steps; see ``Voting``.
+    _vote_without_step: Callable[[], None] | None = None
+    _skipped = 0
     # The parameters that it had when it was made.
     _known: Container[torch.Tensor]
 

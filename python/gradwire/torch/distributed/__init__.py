@@ -28,6 +28,7 @@ from gradwire.torch.distributed import _world
 from gradwire.torch.distributed._base import DEVICES, NAME
 from gradwire.torch.distributed._group import ProcessGroupGradwire
 from gradwire.torch.distributed._hook import DdpHookState, ddp_hook
+from gradwire.torch.distributed._reconfigure import ReconfigurableGroup, check_can_form
 from gradwire.torch.distributed._work import Work, last_error
 
 __all__ = [
@@ -47,6 +48,11 @@ def _create(opts: Any, backend_options: Any = None) -> ProcessGroupGradwire:
     if backend_options is not None:
         raise NotImplementedError("the gradwire backend has no options: pg_options must be None")
     members = list(opts.global_ranks_in_group)
+    if getattr(opts, "enable_reconfigure", False):
+        if members:
+            raise NotImplementedError("only the group of all ranks can have enable_reconfigure")
+        check_can_form()
+        return ReconfigurableGroup(opts.store, opts.group_id, opts.timeout)
     if not members:  # the group of all ranks
         world = _world.open_world(opts.store, opts.group_rank, opts.group_size, opts.timeout)
         members = list(range(opts.group_size))

@@ -88,16 +88,21 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         timeout: timedelta,
     ):
         super().__init__(rank, len(ranks))
-        self._store, self.world, self._timeout = store, world, timeout
+        self._store, self._timeout = store, timeout
+        self._group_name, self._group_desc = name, "undefined"
+        self._become(world, rank, ranks)
+
+    def _become(self, world: World, rank: int, ranks: Sequence[int]) -> None:
+        """Makes it a group of these ranks, in which this process has the given rank."""
+        self.world = world
         self._rank, self._ranks = rank, list(ranks)
         ascending: Ranks = tuple(sorted(ranks))
         self._key = world.key(ascending)
-        self._set = world.process_set(self._key, timeout)
+        self._set = world.process_set(self._key, self._timeout)
         self._left = threading.Event()
         # The members' ranks in the group, in process set order.
         self._order = [self._ranks.index(member) for member in ascending]
-        self._group_name, self._group_desc = name, "undefined"
-        self._numbers = Numbers(f"{NAME}{world.generation}.{name}", frozenset(ranks))
+        self._numbers = Numbers(f"{NAME}{world.generation}.{self._group_name}", frozenset(ranks))
         self._channels: dict[tuple[int, int, int], Channel] = {}
         self._monitored = 0
         _threads.finish_dropped()
@@ -225,6 +230,40 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def supports_splitting(self) -> bool:
         """Whether PyTorch may split the group: False."""
         return False
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether the ranks of the group can be chosen again: False."""
+        return False
+
+    def get_reconfigure_handle(self) -> str:
+        """Returns what ``reconfigure`` needs of this process.
+
+        Returns:
+            A text for ``reconfigure``.
+
+        Raises:
+            NotImplementedError: The group was created without ``enable_reconfigure``.
+        """
+        raise NotImplementedError(
+            "the ranks of this process group can't be chosen again: create it with "
+            "init_process_group(..., enable_reconfigure=True)"
+        )
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Gives the group other ranks.
+
+        Args:
+            opts: PyTorch's ``ReconfigureOptions``.
+
+        Returns:
+            A work that is complete.
+
+        Raises:
+            NotImplementedError: The group was created without ``enable_reconfigure``.
+        """
+        del opts
+        self.get_reconfigure_handle()
 
     def supports_tensor_alloc(self, device: torch.device | str) -> bool:
         """Returns whether ``allocate_tensor`` supports a device.

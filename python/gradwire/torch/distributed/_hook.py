@@ -20,6 +20,8 @@ buckets become ready differs between ranks that use different parameters. So mod
 when the hook is registered, which programs do in the same order on all ranks. For this, DDP's
 method to register a hook is replaced, and passes DDP a state of our own; other hooks are not
 affected.
+
+With ``on_loss="skip"``, buckets of a step with a loss stay as they are; see ``_ddp_steps``.
 """
 
 # Without `from __future__ import annotations`, because DDP inspects the hook's annotations.
@@ -36,9 +38,11 @@ from gradwire import _native
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Average, ReduceOp
 from gradwire._world import ProcessSet, global_process_set, note_step, session
+from gradwire.elastic import State
 from gradwire.torch._adapter import as_tensor, collectives
 from gradwire.torch._compression import Compression, Compressor, NoneCompressor
 from gradwire.torch._slots import copied
+from gradwire.torch.distributed._ddp_steps import PatientWork, Skip
 from gradwire.torch.distributed._memory import overwrite
 from gradwire.torch.distributed._work import Work
 
@@ -56,6 +60,20 @@ class DdpHookState:
         compression: One of ``Compression``, or another subclass of ``Compressor``.
         op: ``Average``, or another reduction.
         timeout: The maximum time to wait for a bucket.
+        on_loss: What a loss of a rank does in an elastic job. ``"raise"``: DDP raises an error.
+            ``"skip"``: all ranks skip the step, and training goes on with the ranks that are left.
+            A new rank receives the model and the state of the optimizer from another one. Make the
+            model with ``process_group=state.process_group``, and register the hook directly before
+            the loop, which copies the model and the state of rank 0 to all ranks.
+        optimizer: With ``on_loss="skip"``, the optimizer of the model. Its ``step`` ends each step
+            with a vote, and it has ``skipped_steps``.
+        state: With ``on_loss="skip"``, what else a new rank receives, such as an
+            ``ObjectState(step=0)`` for the place in the loop.
+
+    Raises:
+        ValueError: ``on_loss`` is invalid, or can't be combined with the other arguments.
+        InvalidRequest: This process has an optimizer with ``on_loss="skip"`` already.
+        NotInitialized: ``init()`` has not been called; with ``on_loss="skip"`` only.
 
     Example:
         ```python
@@ -72,16 +90,39 @@ class DdpHookState:
         compression: type[Compressor] = Compression.none,
         op: ReduceOp = Average,
         timeout: timedelta = timedelta(minutes=30),
+        on_loss: str = "raise",
+        optimizer: Optional[torch.optim.Optimizer] = None,  # noqa: UP045
+        state: Optional[State] = None,  # noqa: UP045
     ) -> None:
+        _check_loss(on_loss, optimizer, state, process_set)
         self.process_set, self.compression, self.op, self.timeout = (
             process_set,
             compression,
             op,
             timeout,
         )
-        self.name = f"ddp{next(self._states)}"
+        self.skip = Skip(optimizer, state, timeout) if on_loss == "skip" else None
+        # A process has one that skips; a new rank has made no others.
+        self.name = f"ddp{next(self._states)}" if self.skip is None else "ddp.skip"
         # The number of models that use it.
         self._models = 0
+
+    @property
+    def process_group(self) -> Any:
+        """The process group for the model, with ``on_loss="skip"``; None without."""
+        return None if self.skip is None else self.skip.group
+
+
+def _check_loss(on_loss: str, optimizer: Any, state: Any, process_set: ProcessSet) -> None:
+    """Raises an error if ``on_loss`` is invalid, or can't be combined with other arguments."""
+    if on_loss not in ("raise", "skip"):
+        raise ValueError(f"on_loss={on_loss!r}: it must be 'raise' or 'skip'")
+    if on_loss == "raise" and (optimizer is not None or state is not None):
+        raise ValueError("optimizer and state require on_loss='skip'")
+    if on_loss == "skip" and process_set is not global_process_set:
+        raise ValueError(
+            "on_loss='skip' can't be used with a part of the ranks: all ranks skip a step together"
+        )
 
 
 class _OfModel:
@@ -222,6 +263,18 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
     else:  # called by a custom hook
         state = _state(state)
         model = state.name
+    if state.skip is None:
+        return _exchange(state, model, bucket).get_future()
+    if state.skip.losses.lost is None:
+        with state.skip.losses.patience():
+            return _exchange(state, model, bucket).get_future()
+    unchanged: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    unchanged.set_result(bucket.buffer())
+    return unchanged
+
+
+def _exchange(state: Any, model: str, bucket: GradBucket) -> Work:
+    """Starts the exchange of a bucket."""
     gradients, compression = bucket.buffer(), state.compression
     name = f"{model}.{bucket.index()}"
     small, ctx = compression.compress(gradients)
@@ -245,7 +298,7 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
             # DDP copies the gradients from the future's value, which may be shared memory.
             work.value = compression.decompress(collectives.adapter.view(memory, gradients), ctx)
 
-    work = Work(
+    work = (Work if state.skip is None else PatientWork)(
         f"the bucket {name!r} of DDP",
         [handle],
         finish,
@@ -254,7 +307,9 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
         [gradients.device],
         members=frozenset(state.process_set.ranks),
     )
-    return work.get_future()
+    if isinstance(work, PatientWork):
+        work.losses, work.joined = state.skip.losses, state.skip.losses.joined
+    return work
 
 
 _Ddp: Any = DistributedDataParallel
@@ -270,8 +325,13 @@ def _numbered_register(self: Any, state: Any, hook: Any) -> Any:
         raise InvalidRequest(
             f"ddp_hook takes a DdpHookState or None, not {type(state).__name__}", kind="invalid"
         )
-    registered = _register(self, _OfModel(state), hook)
+    if state.skip is not None:
+        state.skip.check(self)
+    of_model = _OfModel(state)
+    registered = _register(self, of_model, hook)
     state._models += 1  # not if DDP has rejected it, like a second hook
+    if state.skip is not None:
+        state.skip.begin(self, lambda: _register(self, of_model, hook))
     return registered
 
 

@@ -50,7 +50,11 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     """Forms a job, unless a launcher did."""
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
-    store = _start.job_store(store)
+    form(_start.job_store(store), rank, size, timeout)
+
+
+def form(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    """Forms a job through a store in which nothing else uses these keys."""
     with _roll.Named(store, size, timeout):
         _roll.come(store, rank)
         store.set(f"machine/{rank}", machine())

@@ -372,6 +372,10 @@ class Work(_Work):  # type: ignore[misc]
             _threads.start(lambda: self._complete(base))
         return future
 
+    def _failed(self, error: BaseException) -> Any:
+        """Returns the value of the future after an error."""
+        return Failed(error)
+
     def _complete(self, base: torch.futures.Future[Any]) -> None:
         """Completes the future, with a ``Failed`` for an error; not while the interpreter exits."""
         while True:
@@ -381,13 +385,13 @@ class Work(_Work):  # type: ignore[misc]
             except _NotYet:
                 if time.monotonic() >= self._deadline:
                     self.operation.given_up = True
-                    base.set_result(Failed(self._timed_out(self._limit)))
+                    base.set_result(self._failed(self._timed_out(self._limit)))
                 elif _threads.ending.is_set():
                     return
                 else:
                     continue
             except BaseException as error:
-                base.set_result(Failed(error))
+                base.set_result(self._failed(error))
             else:
                 _cuda.stage.follow(self.operation.after)
                 base.set_result(self.value)

@@ -258,6 +258,44 @@ class World:
         self._sets.clear()
 
 
+class Everybody:
+    """The world of a single group of all ranks, whose ranks may change. It needs no store."""
+
+    generation = ""
+    # No group's end closes it.
+    first: Key | None = None
+
+    def key(self, ranks: Ranks) -> Key:
+        """Returns the key of a group."""
+        return ranks, 0
+
+    def process_set(self, key: Key, timeout: timedelta) -> _native.ProcessSet:
+        """Returns the process set of all ranks.
+
+        Raises:
+            InvalidRequest: The group has other ranks.
+        """
+        del timeout
+        if len(key[0]) != session().size:
+            raise InvalidRequest(
+                "beside a process group whose ranks may change, there can be no group of a part of "
+                "them",
+                kind="invalid",
+            )
+        return session().global_process_set()
+
+    def note(self, ranks: Ranks) -> None:
+        """Does nothing about a group of a part of the ranks."""
+
+    def leave(self, key: Key) -> None:
+        """Does nothing: the process set of all ranks is never removed."""
+
+    def quiet_ones(self, threads: frozenset[int]) -> frozenset[int]:
+        """Returns no threads: it has none."""
+        del threads
+        return frozenset()
+
+
 _removals: list[_native.Handle] = []
 
 
