@@ -24,6 +24,8 @@ HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || echo HEAD)
 # The most places that scripts/plain_words.py may find; each is normal English.
 MOST_WORDS := 40
+# Python keeps the tests compiled; otherwise each rank of each job would compile them.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL_WHEEL = pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
 LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet $(1)==$(2))
 
