@@ -14,7 +14,7 @@ use super::{
     op::{Number, Operation},
 };
 
-/// Inputs that are combined in registers before the accumulators go to memory.
+/// The most inputs that are combined in registers before the accumulators go to memory.
 const GROUP: usize = 4;
 
 /// Bytes that are copied to one destination after the other; they stay in the first-level cache.
@@ -179,7 +179,7 @@ unsafe fn combine<E: Element, O: Operation<E::Number>, I: Instructions>(
     edge: &mut [Tile<E>; GROUP],
 ) -> Tile<E::Number> {
     let mut numbers = None;
-    for group in inputs.chunks(GROUP) {
+    for group in inputs.chunks(O::GROUP) {
         let mut tiles = [std::ptr::null::<E>(); GROUP];
         for ((tile, edge), input) in tiles.iter_mut().zip(&mut *edge).zip(group) {
             // SAFETY: the input is valid for `at + n` elements.
@@ -198,14 +198,18 @@ unsafe fn combine<E: Element, O: Operation<E::Number>, I: Instructions>(
         // SAFETY: `group.len()` tiles are readable.
         let folded = unsafe {
             match (group.len(), &numbers) {
+                (3, None) if O::GROUP > 2 => fold::<E, O, I, 3>(None, &tiles, prescale),
+                (4, None) if O::GROUP > 2 => fold::<E, O, I, 4>(None, &tiles, prescale),
                 (1, None) => fold::<E, O, I, 1>(None, &tiles, prescale),
-                (2, None) => fold::<E, O, I, 2>(None, &tiles, prescale),
-                (3, None) => fold::<E, O, I, 3>(None, &tiles, prescale),
-                (_, None) => fold::<E, O, I, 4>(None, &tiles, prescale),
+                (_, None) => fold::<E, O, I, 2>(None, &tiles, prescale),
+                (3, before) if O::GROUP > 2 => {
+                    fold::<E, O, I, 3>(before.as_ref(), &tiles, prescale)
+                }
+                (4, before) if O::GROUP > 2 => {
+                    fold::<E, O, I, 4>(before.as_ref(), &tiles, prescale)
+                }
                 (1, before) => fold::<E, O, I, 1>(before.as_ref(), &tiles, prescale),
-                (2, before) => fold::<E, O, I, 2>(before.as_ref(), &tiles, prescale),
-                (3, before) => fold::<E, O, I, 3>(before.as_ref(), &tiles, prescale),
-                (_, before) => fold::<E, O, I, 4>(before.as_ref(), &tiles, prescale),
+                (_, before) => fold::<E, O, I, 2>(before.as_ref(), &tiles, prescale),
             }
         };
         numbers = Some(folded);

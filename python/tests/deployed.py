@@ -36,7 +36,7 @@ class Query(NamedTuple):
 def declared() -> dict[str, set[str]]:
     """The names of all series in docs/metrics.md, with the labels of each."""
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    row = re.compile(r"^\| `((?:gradwire|process)_\w+)` \| (\w+) \| \w* \| (.*?) \| ", re.MULTILINE)
+    row = re.compile(r"^\| `((?:gradwire|process)_\w+)` \| (\w+) \| (.*?) \| ", re.MULTILINE)
     found: dict[str, set[str]] = {}
     for name, kind, labels in row.findall(text):
         ends = ["_bucket", "_sum", "_count"] if kind == "histogram" else [""]

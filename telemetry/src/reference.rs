@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use metrics::Unit;
-
 use crate::{
     catalog::{GROUPS, HOST, JOB},
     histogram::BOUNDS,
@@ -25,12 +23,9 @@ curl http://node1:9401/metrics
 The default is `127.0.0.1:9401-9499`, which only programs on the same host can reach. The metrics
 contain no secrets, but anyone who can reach the port can read them. The ranks of a host find the
 address of its daemon in `GRADWIRE_DAEMON_METRICS`. The same port serves `/healthz` (is the service
-alive?) and `/readyz` (may work be sent to it, and if not, why?). `/coordinator` returns the address
-for `gradwire status`, which finds it by itself on a host of the job with the default ports.
-
-The daemon of the first node also serves the metrics of the coordinator. Its `/sd` lists the metrics
-endpoints of all daemons for Prometheus's `http_sd_configs`. `gradwire run --metrics-sd DIR` writes
-the same list to a file for `file_sd_configs`, and removes it when the job ends.
+alive?) and `/readyz` (may work be sent to it, and if not, why?), and `/coordinator`, the address
+for `gradwire status`. The daemon of the first node also serves the metrics of the coordinator and
+`/sd`, [where Prometheus finds all daemons](observing.md#how-prometheus-finds-the-daemons).
 ";
 
 /// The page, in Markdown.
@@ -40,12 +35,11 @@ pub fn markdown() -> String {
     // Writing to a string can't fail.
     for (about, metrics) in GROUPS {
         let _ = write!(text, "\n## {}\n\n", about.trim_end_matches('.'));
-        text.push_str("| metric | type | unit | labels | meaning |\n|---|---|---|---|---|\n");
-        for Metric { name, kind, unit, help, labels: own } in *metrics {
+        text.push_str("| metric | type | labels | meaning |\n|---|---|---|---|\n");
+        for Metric { name, kind, help, labels: own, .. } in *metrics {
             let names: Vec<String> = own.iter().map(|label| format!("`{}`", label.name)).collect();
-            let unit = if *unit == Unit::Count { "" } else { unit.as_str() };
             let (kind, names) = (kind.name(), names.join(", "));
-            let _ = writeln!(text, "| `{name}` | {kind} | {unit} | {names} | {help} |");
+            let _ = writeln!(text, "| `{name}` | {kind} | {names} | {help} |");
             labels.extend(own.iter().map(|label| (label.name, *label)));
         }
     }
