@@ -72,6 +72,20 @@ fn ranks_outlive_their_daemons() {
     }
 }
 
+/// Exit code 75 tells a script that the same job may succeed if it is started again.
+#[test]
+fn too_many_lost_daemons_end_the_job() {
+    let launch = launch(&["-np", "2", "--min-np", "1"]).set("recovery.restarts=1");
+    let mut job = launch.start();
+    until_epoch(&job, 0, 2);
+    job.signal(Role::Daemon(0), Signal::KILL);
+    until_epoch(&job, 1, 2);
+    job.signal(Role::Daemon(0), Signal::KILL);
+    let report = job.finish();
+    report.assert_code(75);
+    report.assert_verdict(&["recovery.restarts allows no more"]);
+}
+
 #[test]
 fn a_stopped_rank_is_lost() {
     let launch = launch(&["-np", "3", "--min-np", "2", "--reset-limit", "1"]);
