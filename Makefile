@@ -8,6 +8,7 @@ DEMO_HOSTS ?= 127.0.0.1:2,127.0.0.2:2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 CASES ?= 1000
+ROUNDS ?= 300
 RUFF := 0.17.5
 MATURIN := 1.16.0
 PDOC := 16.0.0
@@ -27,7 +28,7 @@ MOST_WORDS := 40
 INSTALL_WHEEL = pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
 LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet $(1)==$(2))
 
-.PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest nightly soak sanitize \
+.PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest nightly soak endure sanitize \
     bench bench-node bench-torch bench-choice bench-cycles simulate-check stubs generated-stubs protos metrics-docs \
     simulator-docs dashboards deploy-test docs clean
 
@@ -167,6 +168,10 @@ soak: ## property tests and leaks for as long as one likes: CASES=5000
 	$(CARGO) test --release -p gradwire-tests --test system network_matrix:: -- --include-ignored --test-threads=2
 	GLIBC_TUNABLES=glibc.malloc.tcache_count=0 GRADWIRE_SOAK_CALLS=$$(($(CASES) * 200)) \
 	    $(CARGO) test --release -p gradwire-tests --test soak -- --include-ignored --test-threads=1 --nocapture
+
+endure: ## elastic jobs that lose 300 processes at random: 20 minutes; ROUNDS=1000
+	$(TORCH) GRADWIRE_ENDURE_ROUNDS=$$(($(ROUNDS) / 2)) $(CARGO) test -p gradwire-tests --test system endurance:: -- \
+	    --include-ignored --test-threads=1 --nocapture
 
 sanitize: ## crates with unsafe code under the address sanitizer (nightly toolchain)
 	RUSTFLAGS=-Zsanitizer=address RUSTDOCFLAGS=-Zsanitizer=address $(CARGO) +nightly test \
