@@ -29,7 +29,7 @@ INSTALL_WHEEL = pip install --quiet --disable-pip-version-check --force-reinstal
 LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet $(1)==$(2))
 
 .PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest nightly soak endure sanitize \
-    bench bench-node bench-torch bench-choice bench-cycles simulate-check stubs generated-stubs protos metrics-docs \
+    bench bench-node bench-torch bench-elastic bench-choice bench-cycles simulate-check stubs generated-stubs protos metrics-docs \
     simulator-docs dashboards deploy-test docs clean
 
 help: ## this list
@@ -192,6 +192,11 @@ bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP
 	python3 python/make_venv.py
 	.venv-python/bin/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target target/bench-torch python/dist/gradwire-*.whl
 	lab/benchmarks/torch_model.py $(BENCH_ARGS)
+
+bench-elastic: wheel ## what losses of ranks, daemons and hosts cost an elastic job: 25 minutes
+	python3 python/make_venv.py
+	.venv-python/bin/$(INSTALL_WHEEL)
+	lab/benchmarks/elastic.py .venv-python/bin $(BENCH_ARGS)
 
 bench-choice: ## how good the choice of algorithms is on slow links: an hour
 	$(LAB_PROGRAMS)
