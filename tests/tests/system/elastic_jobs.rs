@@ -72,6 +72,17 @@ fn ranks_outlive_their_daemons() {
     }
 }
 
+/// It hosts the coordinator, so that only its ranks notice it.
+#[test]
+fn the_only_daemon_may_freeze() {
+    let launch = launch(&["-np", "2", "--min-np", "2"]).set("worker.daemon_timeout_ms=1500");
+    let mut job = launch.start();
+    until_epoch(&job, 0, 2);
+    job.signal(Role::Daemon(0), Signal::STOP);
+    until_epoch(&job, 1, 2);
+    stop(job, "the daemon on host localhost was killed by SIGKILL");
+}
+
 /// Exit code 75 tells a script that the same job may succeed if it is started again.
 #[test]
 fn too_many_lost_daemons_end_the_job() {
