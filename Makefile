@@ -8,6 +8,7 @@ DEMO_HOSTS ?= 127.0.0.1:2,127.0.0.2:2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 CASES ?= 1000
+ROUNDS ?= 300
 RUFF := 0.17.5
 MATURIN := 1.16.0
 PDOC := 16.0.0
@@ -29,8 +30,9 @@ LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-
 # Many processes import PyTorch: without this variable, Python compiles it once and not in each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest frameworks nightly soak sanitize \
-    bench bench-node bench-torch bench-choice bench-cycles simulate-check stubs generated-stubs protos metrics-docs \
+.PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest frameworks nightly soak endure \
+    sanitize bench bench-node bench-torch bench-elastic bench-choice bench-cycles simulate-check stubs generated-stubs \
+    protos metrics-docs \
     simulator-docs dashboards deploy-test docs clean
 
 help: ## this list
@@ -175,6 +177,10 @@ soak: ## property tests and leaks for as long as one likes: CASES=5000
 	GLIBC_TUNABLES=glibc.malloc.tcache_count=0 GRADWIRE_SOAK_CALLS=$$(($(CASES) * 200)) \
 	    $(CARGO) test --release -p gradwire-tests --test soak -- --include-ignored --test-threads=1 --nocapture
 
+endure: ## elastic jobs that lose 300 processes at random: 20 minutes; ROUNDS=1000
+	$(TORCH) GRADWIRE_ENDURE_ROUNDS=$$(($(ROUNDS) / 2)) $(CARGO) test -p gradwire-tests --test system endurance:: -- \
+	    --include-ignored --test-threads=1 --nocapture
+
 sanitize: ## crates with unsafe code under the address sanitizer (nightly toolchain)
 	RUSTFLAGS=-Zsanitizer=address RUSTDOCFLAGS=-Zsanitizer=address $(CARGO) +nightly test \
 	    --target $(HOST) -p gradwire-shm -p gradwire-kernels --lib --tests
@@ -194,6 +200,11 @@ bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP
 	python3 python/make_venv.py
 	.venv-python/bin/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target target/bench-torch python/dist/gradwire-*.whl
 	lab/benchmarks/torch_model.py $(BENCH_ARGS)
+
+bench-elastic: wheel ## what losses of ranks, daemons and hosts cost an elastic job: 25 minutes
+	python3 python/make_venv.py
+	.venv-python/bin/$(INSTALL_WHEEL)
+	lab/benchmarks/elastic.py .venv-python/bin $(BENCH_ARGS)
 
 bench-choice: ## how good the choice of algorithms is on slow links: an hour
 	$(LAB_PROGRAMS)

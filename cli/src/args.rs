@@ -5,6 +5,7 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, Parser, Subcommand};
 use gradwire_bench::args::Bench;
 use gradwire_launcher::args::{ElasticOptions, JobOptions, SettingsOptions};
+use gradwire_settings::StopSignal;
 
 use crate::{algorithms, doctor, explain, lab, role::Role, status, trace};
 
@@ -140,6 +141,13 @@ pub struct Run {
     /// They get the variables of the launcher in any case. Can be repeated.
     #[arg(short = 'x', long = "variable", value_name = "NAME=VALUE", value_parser = variable)]
     pub variables: Vec<(String, Option<String>)>,
+    /// Signal that makes should_stop() true [default: SIGTERM].
+    ///
+    /// SIGTERM, SIGUSR1 or SIGUSR2, such as the one of Slurm's --signal.
+    ///
+    /// The launcher passes it on to all ranks, which can write a checkpoint.
+    #[arg(long, value_name = "SIGNAL", value_parser = stop_signal)]
+    pub stop_signal: Option<StopSignal>,
     /// Show what would be started, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
@@ -149,6 +157,12 @@ pub struct Run {
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,
+}
+
+/// A signal for `should_stop()`, with or without `SIG`.
+fn stop_signal(name: &str) -> Result<StopSignal, String> {
+    StopSignal::named(name)
+        .ok_or_else(|| format!("expected one of {}", StopSignal::NAMES.join(", ")))
 }
 
 /// The name of a variable, and its value if it has a new one.

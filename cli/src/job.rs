@@ -1,6 +1,13 @@
 //! A job that a command starts: its settings and hosts, the launcher, and the trace beside it.
 
-use std::{io::ErrorKind, path::PathBuf, pin::pin, process::ExitCode, time::Duration};
+use std::{
+    io::ErrorKind,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    pin::pin,
+    process::ExitCode,
+    time::Duration,
+};
 
 use gradwire_launcher::{
     args::{ElasticOptions, JobOptions},
@@ -14,7 +21,7 @@ use gradwire_launcher::{
 };
 use gradwire_settings::{Loaded, Origin, Settings};
 use tokio::{
-    sync::oneshot,
+    sync::watch,
     time::{Instant, sleep, timeout},
 };
 
@@ -127,7 +134,7 @@ pub fn start(
     discovery: Option<(Script, Vec<Host>)>,
     bare: bool,
 ) -> Result<ExitCode, CommandError> {
-    let (serving, served) = oneshot::channel();
+    let (serving, served) = watch::channel(None);
     let options = Options {
         output_dir: files.output_dir,
         metrics_sd: files.metrics_sd,
@@ -141,26 +148,61 @@ pub fn start(
     };
     let report = block_on(async {
         let traced = async {
-            let (path, address) = (files.trace.as_deref()?, served.await.ok()?);
-            Some(trace::whole(&address.to_string(), path).await)
+            if let Some(path) = files.trace.as_deref() {
+                trace_epochs(served, path).await;
+            }
         };
         // The trace ends with the job, at the latest soon after it.
         let mut traced = pin!(traced);
         let job = launch::run(plan, &loaded.settings, options);
         let mut job = pin!(job);
-        let (report, traced) = tokio::select! {
-            report = &mut job => (report, timeout(TRACE_END, traced).await.unwrap_or_default()),
-            done = &mut traced => (job.await, done),
-        };
-        match traced {
-            Some(Ok(summary)) => print_line(&summary),
-            Some(Err(error)) => print_line(format_args!("trace: {error}")),
-            None => {}
+        tokio::select! {
+            report = &mut job => {
+                let _ = timeout(TRACE_END, traced).await;
+                report
+            }
+            () = &mut traced => job.await,
         }
-        report
     })??;
     Ok(ExitCode::from(report.code))
 }
 
+/// Traces each epoch of a job that `served` announces, until the job ends. The names of the files
+/// of later epochs have their numbers before the extension.
+async fn trace_epochs(mut served: watch::Receiver<Option<(u64, SocketAddr)>>, path: &Path) {
+    while served.changed().await.is_ok() {
+        let Some((epoch, address)) = *served.borrow_and_update() else { continue };
+        match trace::whole(&address.to_string(), &file_of(path, epoch)).await {
+            Ok(summary) => print_line(&summary),
+            Err(error) => print_line(format_args!("trace: {error}")),
+        }
+    }
+}
+
+/// The file for the trace of an epoch.
+fn file_of(path: &Path, epoch: u64) -> PathBuf {
+    if epoch == 1 {
+        return path.to_owned();
+    }
+    let number = format!("epoch-{epoch}");
+    path.with_extension(match path.extension() {
+        Some(extension) => format!("{number}.{}", extension.display()),
+        None => number,
+    })
+}
+
 /// How long a trace may take to end after its job.
 const TRACE_END: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_epoch_has_a_trace_file() {
+        let file = |path: &str, epoch| file_of(Path::new(path), epoch).display().to_string();
+        assert_eq!(file("a/t.json", 1), "a/t.json");
+        assert_eq!(file("a/t.json", 12), "a/t.epoch-12.json");
+        assert_eq!(file("a.b/trace", 2), "a.b/trace.epoch-2");
+    }
+}

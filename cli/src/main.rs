@@ -95,7 +95,9 @@ fn explain(options: explain::Options) -> Result<ExitCode, CommandError> {
 
 fn run(run: Run) -> Result<ExitCode, CommandError> {
     let timeout = run.elastic.elastic_timeout.map(|ms| format!("elastic.timeout_ms={ms}"));
-    let (loaded, mut hosts) = prepare(&run.at, timeout.as_slice())?;
+    let signal = run.stop_signal.map(|signal| format!("worker.stop_signal={}", signal.name()));
+    let flags: Vec<_> = timeout.into_iter().chain(signal).collect();
+    let (loaded, mut hosts) = prepare(&run.at, &flags)?;
     let discovery = discover(&run.elastic, run.at.np, &loaded.settings)?;
     hosts.splice(0..0, discovery.iter().flat_map(|(_, found)| found.clone()));
     let elastic = Elastic::new(&run.elastic, run.at.np, &hosts, &loaded.settings)?;

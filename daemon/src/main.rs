@@ -21,7 +21,8 @@ use gradwire_services::launch::{
 };
 use gradwire_settings::{AddressRange, Layers, Loaded, Settings, table::LogFormat};
 use gradwire_telemetry::{
-    Endpoint, EndpointConfig, LogConfig, OtlpConfig, Readiness, Router, init_logging,
+    Endpoint, EndpointConfig, LogConfig, OtlpConfig, Readiness, Router, TelemetryError,
+    init_logging,
 };
 use gradwire_viewer::{access::Access, pages::router, spans::Spans};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -232,12 +233,17 @@ async fn serve(
     // Default ports may be taken by others: the job must not fail because of that.
     let is_default = settings.metrics.listen == Settings::default().metrics.listen;
     let listen = settings.metrics.listen.clone();
-    let endpoint = show("gradwired", listen, "metrics.listen", is_default)?;
+    let is_taken =
+        |error: &anyhow::Error| error.downcast_ref().is_some_and(TelemetryError::is_taken);
+    let bind = async || show("gradwired", listen.clone(), "metrics.listen", is_default);
+    let endpoint = patience.bind(bind, is_taken).await?;
     // The daemon's endpoint also shows the coordinator's metrics. The coordinator has its own
     // endpoint only if the settings say so.
     let coordinators = settings.coordinator.metrics_listen.clone();
     let coordinators = if hosted.is_some() && *coordinators.ports.end() != 0 {
-        Some(show("coordinator", coordinators, "coordinator.metrics_listen", false)?)
+        let setting = "coordinator.metrics_listen";
+        let bind = async || show("coordinator", coordinators.clone(), setting, false);
+        Some(patience.bind(bind, is_taken).await?)
     } else {
         None
     };

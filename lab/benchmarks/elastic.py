@@ -1,12 +1,18 @@
 #!/usr/bin/env python3
-"""`make bench-elastic`: how long a job stands still after a loss, and how much of its time counts.
+"""`make bench-elastic`: what losses cost an elastic job, and what being ready for them costs.
 
     lab/benchmarks/elastic.py .venv-python/bin --losses 10
 
-One job at a time trains on two hosts of this machine. Again and again a process is killed: a rank,
-the daemon of the second host, the daemon of the first host, or a whole host (its agent and all of
-its processes). The figure is the time from the kill to the first step that all living ranks have
-finished afterwards. Each kind has a job of its own. The result is a table on standard output.
+A job trains on two hosts of this machine. The tables on standard output show:
+
+- **losses**: again and again a process is killed: a rank, the daemon of the second host, that of
+  the first, or the agent of a host with all of its processes. The time from the kill to the first
+  step that all living ranks have finished in a new epoch. Each kind has a job of its own.
+- **growth**: from the first step without a rank to the first one with its replacement.
+- **vote**: a vote beside an allreduce of 4 bytes.
+- **commit**: of 100 MB and of 1 GB.
+- **goodput**: the share of time in steps that counted, with a loss of a rank every minute: in an
+  elastic job, and in one that is started again from a checkpoint. Both save every tenth step.
 """
 
 import argparse
@@ -19,17 +25,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import machine
 from shell import Trouble, clean_environment, say
 
 HERE = Path(__file__).resolve().parent
-HOSTS = "127.0.0.1:2,127.0.0.2:2"
-KINDS = ("rank", "daemon", "first daemon", "host")
+HOST_OF_FIRST, HOST_OF_SECOND = "127.0.0.1", "127.0.0.2"
+HOSTS = f"{HOST_OF_FIRST}:2,{HOST_OF_SECOND}:2"
+KINDS = ("rank", "daemon", "first daemon", "host", "first host")
+PARTS = ("losses", "growth", "vote", "commit", "goodput")
 # Between two losses the job must be whole again.
-SETTLES = 60.0
+SETTLES = 180.0
 LIMIT = 600.0
+# The seconds of a step, and of the part of a training that shows how long steps take.
+STEP = 0.05
+UNDISTURBED = 10.0
 
 
 @dataclass(frozen=True)
@@ -87,10 +100,10 @@ def steps_of(path: Path) -> list[Step]:
 class Job:
     """A job that trains."""
 
-    def __init__(self, programs: Path, directory: Path, seconds: float, flags: list[str]) -> None:
-        """Starts it."""
+    def __init__(self, programs: Path, directory: Path, words: list[str], flags: list[str]) -> None:
+        """Starts it; `words` follow the directory on the command line of the ranks."""
         self.directory = directory
-        rank = [programs / "python", HERE / "elastic_rank.py", directory, "1000000", str(seconds)]
+        rank = [programs / "python", HERE / "elastic_rank.py", words[0], directory, *words[1:]]
         self.output = (directory / "output").open("w+")
         self.process = subprocess.Popen(
             [programs / "gradwire", "run", "-H", HOSTS, "-np", "4", *flags, "--", *rank],
@@ -108,6 +121,13 @@ class Job:
     def alive(self) -> set[int]:
         """Returns the process ids of living ranks that have finished a step."""
         return {pid for pid in self.last() if Path(f"/proc/{pid}/stat").exists() and running(pid)}
+
+    def furthest(self) -> Step:
+        """Returns the last step that all living ranks have finished."""
+        last, alive = self.last(), self.alive()
+        if not alive:
+            raise Trouble(f"no rank has finished a step\n{self.text()}")
+        return min((last[pid] for pid in alive), key=lambda step: step.step)
 
     def whole_again(self, size: int) -> None:
         """Waits until all ranks are there and have finished a step together."""
@@ -150,7 +170,8 @@ class Job:
 
     def end(self) -> None:
         """Stops it."""
-        self.process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
@@ -172,56 +193,146 @@ def victims(job: Job, kind: str, chance: random.Random) -> set[int]:
     there = processes(job.process.pid)
     if kind == "rank":
         return {chance.choice(sorted(job.alive()))}
-    host = "127.0.0.1" if kind == "first daemon" else "127.0.0.2"
+    host = HOST_OF_FIRST if kind.startswith("first") else HOST_OF_SECOND
     daemons = [p for p in there if p.name == "gradwired" and p.host == host]
-    if kind != "host":
+    if kind.endswith("daemon"):
         return {p.pid for p in daemons}
     agents = {p.parent for p in daemons}
     return agents | {p.pid for p in there if p.parent in agents}
 
 
-def losses(programs: Path, kind: str, count: int, chance: random.Random) -> Iterator[float]:
-    """Yields the seconds from each loss to the next step."""
+def kill(pids: set[int]) -> float:
+    """Kills processes; returns when."""
+    at = time.monotonic()
+    for pid in pids:
+        # A child of an agent may have ended with it.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return at
+
+
+def losses(
+    programs: Path, kind: str, count: int, chance: random.Random
+) -> Iterator[tuple[float, float]]:
+    """Yields the seconds from each loss to the next step, and from there until all are back."""
     with tempfile.TemporaryDirectory() as folder:
         # A cool-down that does not outlast the measurement.
         flags = ["--min-np", "1", "--blacklist-cooldown-range", "1", "1"]
-        job = Job(programs, Path(folder), 0.05, flags)
+        job = Job(programs, Path(folder), ["train", str(STEP)], flags)
         try:
             job.whole_again(4)
             for _ in range(count):
                 time.sleep(chance.uniform(0.5, 1.5))
                 lost = victims(job, kind, chance)
-                at = time.monotonic()
-                for pid in lost:
-                    os.kill(pid, signal.SIGKILL)
-                yield job.next_step(lost, at) - at
-                if kind == "host":
-                    # A host that is lost stays away: one loss for each job.
-                    return
+                at = kill(lost)
+                step = job.next_step(lost, at)
                 job.whole_again(4)
+                yield step - at, time.monotonic() - step
+                if "host" in kind:
+                    # The hosts change their order.
+                    return
+        finally:
+            job.end()
+
+
+def show_losses(options: argparse.Namespace, chance: random.Random) -> None:
+    """Prints the times after losses, and those of growing again."""
+    growth: list[float] = []
+    kinds = [options.kind] if options.kind else KINDS
+    rows = []
+    for kind in kinds:
+        seconds: list[float] = []
+        while len(seconds) < options.losses:
+            left = options.losses - len(seconds)
+            for took, whole in losses(options.programs, kind, left, chance):
+                say(f"{kind}: {took:.2f} s, whole again after {whole:.2f} s")
+                seconds.append(took)
+                if kind == "rank":
+                    growth.append(whole)
+        rows.append((kind, seconds))
+    print("| lost | losses | to the next step: median | most |\n|---|--:|--:|--:|")
+    for kind, seconds in rows:
+        middle, most = statistics.median(seconds), max(seconds)
+        print(f"| {kind} | {len(seconds)} | {middle:.2f} s | {most:.2f} s |", flush=True)
+    if growth:
+        middle, most = statistics.median(growth), max(growth)
+        print(f"\nwhole again after a lost rank: {middle:.2f} s later, at most {most:.2f} s")
+
+
+def measured(options: argparse.Namespace, words: list[str]) -> list[float]:
+    """Returns what the first rank of a job has measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(options.programs, Path(folder), words, ["--min-np", "4"])
+        try:
+            job.process.wait(LIMIT)
+        finally:
+            job.end()
+        found = Path(folder) / "seconds"
+        if not found.exists():
+            raise Trouble(f"the job has measured nothing\n{(Path(folder) / 'output').read_text()}")
+        return [float(word) for word in found.read_text().split()]
+
+
+def goodput(options: argparse.Namespace, elastic: bool, chance: random.Random) -> float:
+    """Returns the share of time in steps that counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["train", str(STEP)]
+        flags = ["--min-np", "1", "--blacklist-cooldown-range", "1", "1"] if elastic else []
+        checkpoint = Path(folder) / "checkpoint"
+        words += [] if elastic else [str(checkpoint)]
+        job = Job(options.programs, Path(folder), words, flags)
+        try:
+            job.whole_again(4)
+            # The time of an undisturbed step.
+            first = job.furthest()
+            time.sleep(UNDISTURBED)
+            last = job.furthest()
+            each = (last.at - first.at) / (last.step - first.step)
+            begin, start = time.monotonic(), last.step
+            for _ in range(options.minutes):
+                until = time.monotonic() + 60
+                time.sleep(chance.uniform(5, 55))
+                kill(victims(job, "rank", chance))
+                if not elastic:
+                    job.process.wait(SETTLES)
+                    job.end()
+                    for file in Path(folder).glob("*.txt"):
+                        file.unlink()
+                    job = Job(options.programs, Path(folder), words, flags)
+                time.sleep(max(0.0, until - time.monotonic()))
+            end = job.furthest()
+            return (end.step - start) * each / (end.at - begin)
         finally:
             job.end()
 
 
 def main() -> int:
-    """Measures, and prints the table."""
+    """Measures, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("programs", type=Path, help="the folder of `gradwire` and `python`")
     parser.add_argument("--losses", type=int, default=10, help="losses of each kind")
-    parser.add_argument("--only", choices=KINDS, help="one kind")
+    parser.add_argument("--minutes", type=int, default=5, help="minutes of each goodput")
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--kind", choices=KINDS, help="one kind of loss")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
     say(f"seed {options.seed}")
     chance = random.Random(options.seed)
-    print("| lost | losses | to the next step: median | most |\n|---|--:|--:|--:|", flush=True)
-    for kind in [options.only] if options.only else KINDS:
-        seconds: list[float] = []
-        while len(seconds) < options.losses:
-            for took in losses(options.programs, kind, options.losses - len(seconds), chance):
-                say(f"{kind}: {took:.2f} s")
-                seconds.append(took)
-        middle, most = statistics.median(seconds), max(seconds)
-        print(f"| {kind} | {len(seconds)} | {middle:.2f} s | {most:.2f} s |", flush=True)
+    parts = [options.only] if options.only else PARTS
+    print("; ".join(f"{name}: {value}" for name, value in machine.describe().items()), flush=True)
+    if "losses" in parts or "growth" in parts:
+        show_losses(options, chance)
+    if "vote" in parts:
+        vote, operation = measured(options, ["vote", "500"])
+        print(f"\nvote {vote * 1e6:.0f} us, allreduce of 4 bytes {operation * 1e6:.0f} us")
+    if "commit" in parts:
+        for megabytes in (100, 1000):
+            (seconds,) = measured(options, ["commit", str(megabytes)])
+            print(f"\ncommit of {megabytes} MB: {seconds:.3f} s", flush=True)
+    if "goodput" in parts:
+        for elastic, name in ((True, "elastic"), (False, "restart from a checkpoint")):
+            share = goodput(options, elastic, random.Random(options.seed))
+            print(f"\ngoodput, {name}: {share:.1%}", flush=True)
     return 0
 
 

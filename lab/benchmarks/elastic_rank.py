@@ -1,54 +1,143 @@
-"""A rank of `elastic.py`: trains until a number of steps, and writes down when each step ended.
+"""A rank of `elastic.py`.
 
-    elastic_rank.py DIRECTORY STEPS SECONDS
+    elastic_rank.py train DIRECTORY SECONDS [CHECKPOINT]
+    elastic_rank.py vote DIRECTORY COUNT
+    elastic_rank.py commit DIRECTORY MEGABYTES
 
-A step sums a gradient of a few layers; all ranks must have the same parameters after it. Every
-process writes its lines to a file of its own in DIRECTORY: the system's monotonic time in seconds,
-the epoch, the rank, the number of ranks and the step that it has committed.
+`train` makes steps of SECONDS until it is ended. Each process writes a line for each step to a file
+of its own in DIRECTORY: the system's monotonic time in seconds, the epoch, the rank, the number of
+ranks and the step. It commits every tenth step. With CHECKPOINT, it is a script that knows no
+elastic jobs: it writes that file every tenth step, and begins with it.
+
+`vote` and `commit` write the measured seconds to DIRECTORY.
 """
 
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import gradwire.torch as hvd
 import torch
+from gradwire import _world
 from gradwire.torch.elastic import TorchState, run
 
 LAYER = 256
+EVERY = 10
 
 
-def main(directory: Path, steps: int, seconds: float) -> None:
-    """Trains, whatever is lost meanwhile."""
-    torch.set_num_threads(1)
-    hvd.init()
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(*(torch.nn.Linear(LAYER, LAYER) for _ in range(4)))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
-        named_parameters=model.named_parameters(),
-    )
-    log = (directory / f"{os.getpid()}.txt").open("w", buffering=1)
+def median(times: int, measured: Callable[[], object]) -> float:
+    """Returns the median time of a call."""
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        measured()
+        seconds.append(time.perf_counter() - begin)
+    return sorted(seconds)[times // 2]
+
+
+class Training:
+    """A small model, and the lines of its steps."""
+
+    def __init__(self, directory: Path, seconds: float) -> None:
+        """Begins."""
+        self.seconds = seconds
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(LAYER, LAYER) for _ in range(4)))
+        self.optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9),
+            named_parameters=self.model.named_parameters(),
+        )
+        self.log = (directory / f"{os.getpid()}.txt").open("w", buffering=1)
+
+    def step(self, number: int) -> None:
+        """Makes a step."""
+        data = torch.Generator().manual_seed(number * 1000 + hvd.rank())
+        self.optimizer.zero_grad()
+        self.model(torch.randn(8, LAYER, generator=data)).square().mean().backward()
+        time.sleep(self.seconds)
+        self.optimizer.step()
+
+    def note(self, step: int) -> None:
+        """Writes a line."""
+        epoch = _world.session().epoch
+        self.log.write(f"{time.monotonic():.6f} {epoch} {hvd.rank()} {hvd.size()} {step}\n")
+
+
+def train(directory: Path, seconds: float) -> None:
+    """Trains until it is ended, whatever is lost meanwhile."""
+    training = Training(directory, seconds)
 
     @run
-    def train(state: TorchState) -> None:
-        while state.step < steps:
-            data = torch.Generator().manual_seed(state.step * 1000 + hvd.rank())
-            optimizer.zero_grad()
-            model(torch.randn(8, LAYER, generator=data)).square().mean().backward()
-            time.sleep(seconds)
-            optimizer.step()
+    def steps(state: TorchState) -> None:
+        while True:
+            training.step(state.step)
             state.step += 1
-            state.commit()
-            epoch = hvd.epoch() if hasattr(hvd, "epoch") else 0
-            log.write(f"{time.monotonic():.6f} {epoch} {hvd.rank()} {hvd.size()} {state.step}\n")
+            training.note(state.step)
+            if state.step % EVERY == 0:
+                state.commit()
 
-    train(TorchState(model=model, optimizer=optimizer, step=0))
-    hash_of = torch.cat([p.detach().flatten() for p in model.parameters()]).double().sum().item()
-    print(f"done {hash_of!r}", flush=True)
+    steps(TorchState(model=training.model, optimizer=training.optimizer, step=0))
+
+
+def train_with_checkpoint(directory: Path, seconds: float, checkpoint: Path) -> None:
+    """Trains until it is ended, from the last checkpoint."""
+    training, step = Training(directory, seconds), 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint)
+        training.model.load_state_dict(saved["model"])
+        training.optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
+    while True:
+        training.step(step)
+        step += 1
+        training.note(step)
+        if step % EVERY == 0 and hvd.rank() == 0:
+            new = checkpoint.with_suffix(".new")
+            states = {"model": training.model.state_dict(), "step": step}
+            torch.save({**states, "optimizer": training.optimizer.state_dict()}, new)
+            new.rename(checkpoint)
+
+
+def vote(directory: Path, count: int) -> None:
+    """Measures votes beside small operations."""
+    session, small = _world.session(), torch.zeros(1)
+
+    def operation() -> None:
+        hvd.allreduce_(small, name="small", op=hvd.Sum)
+
+    for warm in (lambda: session.vote(True), operation):
+        median(50, warm)
+    seconds = median(count, lambda: session.vote(True)), median(count, operation)
+    if hvd.rank() == 0:
+        (directory / "seconds").write_text(f"{seconds[0]} {seconds[1]}")
+
+
+def commit(directory: Path, megabytes: int) -> None:
+    """Measures commits."""
+    # 250,000 elements of 4 bytes for each of them.
+    state = TorchState(model=torch.nn.Linear(250_000, megabytes, bias=False), step=0)
+    state.commit()
+    seconds = median(5, state.commit)
+    if hvd.rank() == 0:
+        (directory / "seconds").write_text(str(seconds))
+
+
+def main(mode: str, directory: Path, amount: str, *rest: str) -> None:
+    """Does one of these."""
+    torch.set_num_threads(1)
+    hvd.init()
+    if mode == "train" and rest:
+        train_with_checkpoint(directory, float(amount), Path(rest[0]))
+    elif mode == "train":
+        train(directory, float(amount))
+    elif mode == "vote":
+        vote(directory, int(amount))
+    else:
+        commit(directory, int(amount))
     hvd.shutdown()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

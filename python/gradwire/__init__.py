@@ -16,6 +16,7 @@ print(gw.rank(), "of", gw.size(), mean)
 import importlib
 from typing import Any
 
+from gradwire import _draining as _draining
 from gradwire._array_move_ops import (
     allgather,
     alltoall,

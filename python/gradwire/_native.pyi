@@ -458,6 +458,14 @@ class Session:
         Returns:
             A handle whose result is like that of an allgather.
         """
+    def ask_to_leave(self, /) -> bool:
+        """
+        Tells the launcher, once, that this process was asked to leave the job.
+
+        Returns:
+            False if that can't be: the job is not elastic or has ended, or standard error is not
+            the pipe that the launcher made.
+        """
     @staticmethod
     def attach() -> Session:
         """
@@ -554,6 +562,11 @@ class Session:
         The number of nodes that have a rank with this local rank.
         """
     @property
+    def drains_on_term(self, /) -> bool:
+        """
+        Whether SIGTERM makes this rank leave an elastic job.
+        """
+    @property
     def elastic(self, /) -> bool:
         """
         Whether the job is elastic: it goes on after a loss, and its size may change.
@@ -642,6 +655,12 @@ class Session:
     def may_adopt(self, /) -> bool:
         """
         Whether the memory of another tensor may be adopted now.
+        """
+    @property
+    def meeting_point(self, /) -> tuple[str, int] | None:
+        """
+        Where ranks can meet in this epoch: an address of rank 0's host, and a port that was free
+        there when the epoch began. None if the job is not elastic.
         """
     @property
     def nodes(self, /) -> list[tuple[str, int, int]]:
@@ -860,6 +879,11 @@ class Session:
             `operations` and `bytes`: submitted; `copied_bytes`: copied from ordinary memory;
             `in_flight`: operations that have not completed; `adopted_bytes`: memory of the program
             that is now shared.
+        """
+    @property
+    def stop_signal(self, /) -> str:
+        """
+        The name of the signal that asks all ranks to stop, besides SIGTERM.
         """
     def vote(self, /, yes: bool) -> bool:
         """

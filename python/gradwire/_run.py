@@ -6,6 +6,7 @@ import importlib.util
 import operator
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ def run(
     elastic_timeout: float | None = None,
     reset_limit: int | None = None,
     blacklist_cooldown_range: tuple[float, float] | None = None,
+    stop_signal: str | int | None = None,
 ) -> list[Any]:
     """Runs a function on the ranks of a new job on this machine.
 
@@ -62,6 +64,8 @@ def run(
         elastic_timeout: How many seconds an elastic job may take to continue.
         reset_limit: How often it may continue.
         blacklist_cooldown_range: The first and the longest quarantine of a slot, in seconds.
+        stop_signal: The signal that makes ``should_stop()`` true, besides SIGTERM: ``"SIGUSR1"`` or
+            ``signal.SIGUSR1``, or SIGUSR2.
 
     Returns:
         The results of all ranks, in rank order. In an elastic job these are the ranks that have
@@ -104,6 +108,7 @@ def run(
             "--slots-per-host": slots_per_host,
             "--elastic-timeout": elastic_timeout,
             "--reset-limit": reset_limit,
+            "--stop-signal": _name_of(stop_signal),
         }
         for flag, value in options.items():
             words += [flag, os.fspath(value) if isinstance(value, os.PathLike) else str(value)] * (
@@ -142,6 +147,16 @@ def run(
                 job.communicate()
                 raise
         return _results(folder, None if is_elastic else np, code)
+
+
+def _name_of(number: str | int | None) -> str | None:
+    """Returns the name of a signal; the launcher checks it."""
+    if number is None or isinstance(number, str):
+        return number
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 def _name(func: Any) -> str:

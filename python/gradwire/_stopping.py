@@ -2,6 +2,8 @@
 
 Schedulers ask with a signal, some time before they kill a job, and not all ranks receive it at the
 same step. So the ranks agree at each call.
+
+The signal of ``--stop-signal`` is noted from ``init()`` on: it may come before the first call.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import threading
 from types import FrameType
 from typing import Any
 
+from gradwire import _world
 from gradwire._errors import InvalidRequest
 from gradwire._world import session
 
@@ -26,7 +29,8 @@ def should_stop(*signals: int) -> bool:
     Call it in the main thread.
 
     Args:
-        *signals: Further signals to note, such as the one of Slurm's ``--signal``.
+        *signals: Further signals to note, such as the one of Slurm's ``--signal``. The option
+            ``--stop-signal`` of ``gradwire run`` adds one, too.
 
     Returns:
         True on all ranks in the same call, and in all later ones, once any rank has noted a signal.
@@ -45,7 +49,7 @@ def should_stop(*signals: int) -> bool:
     """
     global _asked
     native = session()
-    for number in {signal.SIGTERM, *signals} - _before.keys():
+    for number in {signal.SIGTERM, _of_job(), *signals} - _before.keys():
         _note(number)
     buffer = native.buffer("u8", [1])
     buffer.write(bytes([_asked]))
@@ -54,6 +58,19 @@ def should_stop(*signals: int) -> bool:
     if stops:  # a signal may have arrived meanwhile, for the next call
         _asked = True
     return stops
+
+
+def _of_job() -> signal.Signals:
+    """Returns the signal of ``--stop-signal``."""
+    return signal.Signals[session().stop_signal]
+
+
+def _begin() -> None:
+    """Notes the signal of ``--stop-signal``, unless it is SIGTERM, which ends a process."""
+    number = _of_job()
+    is_main = threading.current_thread() is threading.main_thread()
+    if number != signal.SIGTERM and number not in _before and is_main:
+        _note(number)
 
 
 def _note(number: int) -> None:
@@ -75,6 +92,11 @@ def _note(number: int) -> None:
 def _noted(number: int, _: FrameType | None) -> None:
     global _asked
     _asked = True
-    # None: a handler that was not set by Python can't be restored.
-    before = _before[number]
-    signal.signal(number, signal.SIG_DFL if before is None else before)
+    # Others may come twice: from the launcher, and from a scheduler that signals every process.
+    if number in (signal.SIGTERM, signal.SIGINT):
+        # None: a handler that was not set by Python can't be restored.
+        before = _before[number]
+        signal.signal(number, signal.SIG_DFL if before is None else before)
+
+
+_world.after_init.append(_begin)

@@ -1,7 +1,12 @@
-"""Horovod's environment variables, such as ``HOROVOD_RANK``, for scripts that read them.
+"""Environment variables with a rank's place in the job, for scripts and libraries that read them.
 
-``gradwire run`` sets them for the processes that it starts. In other jobs, they are set when the
-rank has attached, and removed when it leaves.
+``gradwire run`` sets them for the processes that it starts. In other jobs, Horovod's variables are
+set when the rank has attached, and removed when it leaves.
+
+The place of a rank changes with the epochs of an elastic job, and a process that comes later gets
+no place from the launcher. So its variables are set in each epoch, also those that
+``torch.distributed`` reads. ``MASTER_PORT`` is another one each time, because the store of an
+earlier epoch may still use the last one.
 """
 
 from __future__ import annotations
@@ -15,19 +20,33 @@ _before: dict[str, str | None] = {}
 
 def set_for(session: _native.Session) -> None:
     """Sets the variables of this rank."""
-    own = {
+    place = {
         "RANK": session.rank,
         "SIZE": session.size,
         "LOCAL_RANK": session.local_rank,
         "LOCAL_SIZE": session.local_size,
         "CROSS_RANK": session.cross_rank,
         "CROSS_SIZE": session.cross_size,
-        "HOSTNAME": session.host,
     }
-    for name, value in own.items():
-        variable = f"HOROVOD_{name}"
+    own = {f"HOROVOD_{name}": str(value) for name, value in place.items()}
+    own["HOROVOD_HOSTNAME"] = session.host
+    meeting = session.meeting_point
+    if meeting is not None:
+        own |= {f"GRADWIRE_{name}": str(value) for name, value in place.items()}
+    # All processes of the first epoch have those of the launcher.
+    if meeting is not None and session.epoch > 1:
+        address, port = meeting
+        own |= {
+            "RANK": str(session.rank),
+            "WORLD_SIZE": str(session.size),
+            "LOCAL_RANK": str(session.local_rank),
+            "LOCAL_WORLD_SIZE": str(session.local_size),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+        }
+    for variable, value in own.items():
         _before[variable] = os.environ.get(variable)
-        os.environ[variable] = str(value)
+        os.environ[variable] = value
 
 
 def restore() -> None:

@@ -19,6 +19,29 @@ impl Session {
         self.inner.epoch()
     }
 
+    /// Where ranks can meet in this epoch: an address of rank 0's host, and a port that was free
+    /// there when the epoch began. None if the job is not elastic.
+    #[getter]
+    fn meeting_point(&self) -> Option<(String, u16)> {
+        let point = self.inner.meeting_point()?;
+        Some((point.ip().to_string(), point.port()))
+    }
+
+    /// Whether SIGTERM makes this rank leave an elastic job.
+    #[getter]
+    fn drains_on_term(&self) -> bool {
+        self.inner.drains_on_term()
+    }
+
+    /// Tells the launcher, once, that this process was asked to leave the job.
+    ///
+    /// Returns:
+    ///     False if that can't be: the job is not elastic or has ended, or standard error is not
+    ///     the pipe that the launcher made.
+    fn ask_to_leave(&self) -> bool {
+        self.inner.ask_to_leave()
+    }
+
     /// Continues in the next epoch of an elastic job: after a recoverable error, or on all
     /// ranks for a change of the membership.
     ///

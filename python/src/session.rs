@@ -256,6 +256,12 @@ impl Session {
         }
     }
 
+    /// The name of the signal that asks all ranks to stop, besides SIGTERM.
+    #[getter]
+    fn stop_signal(&self) -> &'static str {
+        self.inner.stop_signal().name()
+    }
+
     /// Whether the memory of another tensor may be adopted now.
     #[getter]
     fn may_adopt(&self) -> bool {

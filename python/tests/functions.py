@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import gradwire
+from gradwire import _world
 
 
 def shares(first: float, *, last: float) -> tuple[int, float]:
@@ -40,3 +41,9 @@ def horovods_variables() -> dict[str, str]:
         for name, value in os.environ.items()
         if name.startswith(prefix)
     }
+
+
+def signal_of_job() -> str:
+    """Returns the name of the signal of ``--stop-signal``."""
+    gradwire.init()
+    return str(_world.session().stop_signal)

@@ -25,7 +25,7 @@ pub mod table;
 pub mod variables;
 
 pub use gradwire_keys::{
-    AddressRange, Adopt, Audience, HugePages, Key, Kind, Origin, SettingsError, horovod,
+    AddressRange, Adopt, Audience, HugePages, Key, Kind, Origin, SettingsError, StopSignal, horovod,
 };
 pub use layers::{Layers, Loaded, RESERVED_VARIABLES, Row};
 pub use table::{Algorithms, KEYS, LogFormat, OnDeadlock, ProbeEnabled, Settings};

@@ -205,6 +205,10 @@ sections! {
         /// How long a data connection that broke may be missing before the job fails.
         return_timeout: Duration =
             "recovery.return_timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "10000", "ms";
+        /// How often an elastic job continues after losses of daemons or their connections in
+        /// which no rank was lost. After the next one it ends with exit code 75.
+        restarts: u32 =
+            "recovery.restarts", Kind::Number { min: 0, max: 1_000_000 }, "100", "losses";
     }
     /// The links between nodes, as the cost model assumes them. They only affect the choice of
     /// algorithms. A value that differs from its default takes precedence over measurements

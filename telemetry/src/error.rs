@@ -30,3 +30,11 @@ pub enum TelemetryError {
     #[error("another metrics recorder is already installed in this process")]
     Recorder,
 }
+
+impl TelemetryError {
+    /// Whether another process, or one that has just ended, has the address.
+    pub fn is_taken(&self) -> bool {
+        let in_use = std::io::ErrorKind::AddrInUse;
+        matches!(self, Self::Listen { reason, .. } if reason.kind() == in_use)
+    }
+}

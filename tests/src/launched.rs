@@ -294,6 +294,18 @@ impl Job {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether the launcher has ended.
+    pub fn has_ended(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.launcher.id()));
+        stat.is_ok_and(|stat| stat.contains(") Z "))
+    }
+
+    /// The output after the first `count` lines.
+    pub fn lines_after(&self, count: usize) -> Vec<Line> {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.get(count..).unwrap_or_default().to_vec()
+    }
+
     /// The live processes of the job.
     pub fn processes(&self) -> Vec<Process> {
         let alive = marked(&self.launch.mark);

@@ -230,6 +230,7 @@ impl SessionBuilder {
             adopt_bytes,
             any_thread,
             check_gradients: tuning.checks.gradients,
+            stop_signal: tuning.worker.stop_signal,
         };
         let elastic = worker.map(|worker| Elastic::new(launch, worker, attached));
         let session = Session::new(membership, elastic, counts, arena, job, process, limits);

@@ -37,6 +37,8 @@ pub(crate) struct Elastic {
     pub(crate) worker: u32,
     /// The session was shut down.
     pub(crate) closed: AtomicBool,
+    /// The launcher knows that this process was asked to leave the job.
+    pub(crate) leaves: Mutex<bool>,
     /// Held by the thread that rejoins.
     pub(crate) turn: Mutex<Turn>,
 }
@@ -51,7 +53,8 @@ pub(crate) struct Turn {
 impl Elastic {
     pub(crate) fn new(launch: Launch, worker: u32, attached: Epoch) -> Self {
         let turn = Mutex::new(Turn { attached, rejoined: None });
-        Self { launch, worker, closed: AtomicBool::new(false), turn }
+        let (closed, leaves) = Default::default();
+        Self { launch, worker, closed, leaves, turn }
     }
 
     /// The session is shut down. Ends and waits for a thread that rejoins.

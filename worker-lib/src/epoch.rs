@@ -35,6 +35,8 @@ pub(crate) struct Membership {
     pub(crate) sets: Mutex<ProcessSets>,
     /// In an elastic job, once the ranks know each other: the workers, by rank.
     pub(crate) workers: OnceLock<Vec<u32>>,
+    /// Then also a port of rank 0's host for other libraries.
+    pub(crate) meeting_port: OnceLock<u16>,
     threads: Mutex<Option<Threads>>,
 }
 
@@ -53,9 +55,9 @@ impl Membership {
             shared.hang_up();
         })?;
         let sets = Mutex::new(ProcessSets::new(world.size, world.rank));
-        let (threads, names, workers) =
-            (Mutex::new(Some(threads)), Mutex::default(), OnceLock::new());
-        Ok(Self { shared, world, names, sets, workers, threads })
+        let (threads, names) = (Mutex::new(Some(threads)), Mutex::default());
+        let (workers, meeting_port) = Default::default();
+        Ok(Self { shared, world, names, sets, workers, meeting_port, threads })
     }
 
     /// The number of a rank as a worker. If the ranks never change, both numbers are the same.

@@ -202,7 +202,7 @@ pub use elastic::{Change, Rejoined};
 pub use element::{Bool, Element};
 pub use error::GradwireError;
 pub use gate::Gate;
-pub use gradwire_keys::{Adopt, CheckGradients, HugePages};
+pub use gradwire_keys::{Adopt, CheckGradients, HugePages, StopSignal};
 pub use gradwire_proto::{
     Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, Rank, ReduceOp, Secret,
     TensorName, TypeError, WireError, auth::SecretError,

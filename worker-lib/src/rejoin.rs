@@ -9,6 +9,7 @@
 //! the new epoch ends before that, everything begins again, up to `elastic.timeout_ms` (WAIT).
 
 use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     sync::{
         Arc,
         atomic::{
@@ -67,6 +68,37 @@ impl Session {
     /// at a moment that they agree on. `None` after that, and if there is nothing to change.
     pub fn pending_change(&self) -> Option<Change> {
         *self.shared().change.lock()
+    }
+
+    /// Tells the launcher that this process was asked to leave the job, once. The other ranks leave
+    /// the epoch at their next commit ([`Session::pending_change`]), and the next one does not
+    /// include this process, which the launcher then ends.
+    ///
+    /// Returns false if that can't be: the job is not elastic or has ended, or the launcher can't
+    /// be told, because standard error is not the pipe that it made.
+    pub fn ask_to_leave(&self) -> bool {
+        let Some(elastic) = self.elastic() else { return false };
+        if elastic.closed.load(SeqCst)
+            || self.shared().check().is_err_and(|error| !error.is_recoverable())
+        {
+            return false;
+        }
+        let mut leaves = elastic.leaves.lock();
+        *leaves = *leaves || waits::tell_that_it_leaves(&elastic.launch.stderr);
+        *leaves
+    }
+
+    /// Whether SIGTERM makes this rank leave an elastic job (`elastic.drain_on_term`).
+    pub fn drains_on_term(&self) -> bool {
+        self.elastic().is_some_and(|elastic| elastic.launch.tuning.elastic.drain_on_term)
+    }
+
+    /// Where ranks can meet in this epoch, such as for another library: an address of rank 0's
+    /// host, and a port that was free there when the epoch began. `None` if the job is not elastic.
+    pub fn meeting_point(&self) -> Option<SocketAddr> {
+        let membership = self.membership();
+        let port = *membership.meeting_port.get()?;
+        Some(SocketAddr::new(membership.world.coordinator.ip(), port))
     }
 
     /// Continues in the next epoch of an elastic job, after a recoverable error or for a change of
@@ -218,12 +250,14 @@ impl Session {
             past.enter(epoch);
             hello
         };
-        let formation = Formation::of(&session.introduce(&hello, limit)?).map_err(|what| {
+        let (hellos, port) = session.introduce(&hello, limit)?;
+        let formation = Formation::of(&hellos).map_err(|what| {
             GradwireError::Protocol(format!(
                 "what the ranks of epoch {epoch} said is wrong: {what}"
             ))
         })?;
         let _ = next.workers.set(formation.workers.clone());
+        let _ = next.meeting_port.set(port);
         let back = session.register(&formation, limit)?;
         let place = (next.world.size, next.world.rank);
         let sets = old.sets.lock().renewed(place, &formation, &back);
@@ -233,23 +267,26 @@ impl Session {
         Ok(Rejoined { epoch, newcomers: formation.newcomers, vote })
     }
 
-    /// Exchanges what the ranks know.
-    fn introduce(&self, hello: &Hello, limit: &Limit<'_>) -> Result<Vec<Hello>> {
+    /// Exchanges what the ranks know, and the port of rank 0 for a meeting of the ranks.
+    fn introduce(&self, hello: &Hello, limit: &Limit<'_>) -> Result<(Vec<Hello>, u16)> {
         let broken = |why: String| GradwireError::Protocol(format!("a rank's introduction: {why}"));
-        let own = postcard::to_allocvec(hello).map_err(|error| broken(error.to_string()))?;
+        let port = if self.rank() == 0 { free_port() } else { 0 };
+        let own =
+            postcard::to_allocvec(&(hello, port)).map_err(|error| broken(error.to_string()))?;
         let own = self.tensor(&own, &[own.len()])?;
         let common = Common { name: Some(NAME.to_owned()), ..Common::default() };
         let handle = self.allgather_async(own, AllgatherOptions { common })?;
         let (_, all) = wait_for(handle, limit)?;
         let mut rest = all.tensor.as_slice();
-        let mut hellos = Vec::with_capacity(all.rows.len());
+        let mut hellos: Vec<(Hello, u16)> = Vec::with_capacity(all.rows.len());
         for bytes in all.rows {
             let (one, others) =
                 rest.split_at_checked(bytes).ok_or_else(|| broken("it is cut off".into()))?;
             rest = others;
             hellos.push(postcard::from_bytes(one).map_err(|error| broken(error.to_string()))?);
         }
-        Ok(hellos)
+        let (hellos, ports): (Vec<Hello>, Vec<u16>) = hellos.into_iter().unzip();
+        Ok((hellos, ports.first().copied().unwrap_or_default()))
     }
 
     /// Registers the process sets that come back; returns them with their new numbers.
@@ -266,6 +303,13 @@ impl Session {
         }
         Ok(back)
     }
+}
+
+/// A TCP port of this host that no process uses now; 0 if the system has none.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
+        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));
+    listener.and_then(|listener| listener.local_addr()).map_or(0, |address| address.port())
 }
 
 impl Membership {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_keys::CheckGradients;
+use gradwire_keys::{CheckGradients, StopSignal};
 use gradwire_proto::{
     Compression, DType, Failure, FailureKind, JobId, Shape,
     pb::{self, worker_message::Message},
@@ -72,6 +72,8 @@ pub(crate) struct Limits {
     pub(crate) any_thread: bool,
     /// When gradients are compared by value.
     pub(crate) check_gradients: CheckGradients,
+    /// The signal with which a batch system asks all ranks to stop.
+    pub(crate) stop_signal: StopSignal,
 }
 
 fn same_process(made_in: u32, used_in: u32) -> Result<()> {
@@ -305,6 +307,12 @@ impl Session {
     /// When an optimizer compares its gradients by value (`checks.gradients`).
     pub fn check_gradients(&self) -> CheckGradients {
         self.inner.limits.check_gradients
+    }
+
+    /// The signal with which a batch system asks all ranks to stop, besides SIGTERM
+    /// (`worker.stop_signal`).
+    pub fn stop_signal(&self) -> StopSignal {
+        self.inner.limits.stop_signal
     }
 
     /// Leaves the job: notifies the daemon and waits for its answer. Operations in flight fail on

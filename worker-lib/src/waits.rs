@@ -34,6 +34,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// proto/services/src/launch.rs.
 const WAITS: &[u8] = b"\x1egradwire: waits\n";
 
+/// The line of a process that is asked to leave its job. As in proto/services/src/launch.rs.
+const LEAVES: &[u8] = b"\x1egradwire: leaves\n";
+
 /// The limits of a wait: a deadline, and a reason to end it earlier.
 pub(crate) struct Limit<'a> {
     began: Instant,
@@ -133,8 +136,11 @@ pub(crate) fn attach_after(
                 return Err(error);
             }
             // At the deadline an attempt is cut short and has seen nothing new.
-            Err(NotYet::Later(_)) if limit.left().is_zero() && !seen.is_empty() => {}
+            Err(NotYet::Later(_) | NotYet::Silent(_))
+                if limit.left().is_zero() && !seen.is_empty() => {}
             Err(NotYet::Later(now)) => seen = now,
+            // TELL: the launcher ends a daemon that is stopped if it hears this from all its ranks.
+            Err(NotYet::Silent(now)) => (seen, has_told) = (now, false),
         }
         limit.check(&seen)?;
         // Also after a change: the launcher then knows that the job goes on.
@@ -150,6 +156,8 @@ pub(crate) fn attach_after(
 enum NotYet {
     /// There will be another daemon; what this attempt has seen.
     Later(String),
+    /// There is a daemon that does not answer.
+    Silent(String),
     /// It would fail again.
     Error(GradwireError),
 }
@@ -167,8 +175,7 @@ impl From<GradwireError> for NotYet {
                 matches!(source.kind(), K::BrokenPipe | K::ConnectionReset)
             }
             GradwireError::Failed(failure) => failure.is_recoverable(),
-            // A daemon that is stopped. The launcher replaces it.
-            GradwireError::Timeout { .. } => true,
+            GradwireError::Timeout { .. } => return Self::Silent(error.to_string()),
             _ => false,
         };
         if passes { Self::Later(error.to_string()) } else { Self::Error(error) }
@@ -203,14 +210,21 @@ fn attempt(
     Ok((shared, world))
 }
 
-/// Tells the launcher that this process waits for an epoch that includes it. `pipe` is the pipe
-/// that the agent reads: standard error may go elsewhere.
+/// Tells the launcher that this process waits for an epoch that includes it. If that fails, the
+/// launcher goes on after a while. `pipe` is the pipe that the agent reads.
 fn tell_launcher(pipe: &str) {
+    let _ = say(pipe, WAITS);
+}
+
+/// Tells the launcher that this process was asked to leave the job. Returns whether that worked.
+pub(crate) fn tell_that_it_leaves(pipe: &str) -> bool {
+    say(pipe, LEAVES)
+}
+
+/// Writes a line for the agent, if standard error is its pipe: it may go elsewhere.
+fn say(pipe: &str, line: &[u8]) -> bool {
     let stderr = io::stderr();
     let is_pipe = rustix::fs::fstat(&stderr)
         .is_ok_and(|about| pipe == format!("{}:{}", about.st_dev, about.st_ino));
-    if is_pipe {
-        // If it fails, the launcher goes on after a while.
-        let _ = rustix::io::write(&stderr, WAITS);
-    }
+    is_pipe && rustix::io::write(&stderr, line).is_ok()
 }

@@ -13,7 +13,7 @@ use tokio::{
 
 use super::split::{MAX_STRETCH, Splitter};
 use gradwire_proto::Rank;
-use gradwire_services::launch::{LAST_WORDS, LineEnd, Report, Role, Stream, Text, WAITS};
+use gradwire_services::launch::{LAST_WORDS, LEAVES, LineEnd, Report, Role, Stream, Text, WAITS};
 
 /// An output that is being passed on.
 #[derive(Debug)]
@@ -121,7 +121,11 @@ impl Output {
 
 /// What precedes a line with which a rank speaks to the launcher, and what it says.
 fn control_line(text: &Text, rank: Rank) -> Option<(&[u8], Report)> {
-    let lines = [(LAST_WORDS, Report::LastWords { rank }), (WAITS, Report::Waiting { rank })];
+    let lines = [
+        (LAST_WORDS, Report::LastWords { rank }),
+        (WAITS, Report::Waiting { rank }),
+        (LEAVES, Report::Leaving { rank }),
+    ];
     let mut found = lines.into_iter().filter_map(|(line, report)| {
         Some((text.as_bytes().strip_suffix(line.as_bytes())?, report))
     });
@@ -140,6 +144,7 @@ mod tests {
         };
         assert_eq!(read(&format!("50 %{WAITS}")), Some((4, Report::Waiting { rank: Rank(3) })));
         assert_eq!(read(LAST_WORDS), Some((0, Report::LastWords { rank: Rank(3) })));
+        assert_eq!(read(LEAVES), Some((0, Report::Leaving { rank: Rank(3) })));
         assert_eq!(read(&WAITS[1..]), None);
     }
 }

@@ -25,6 +25,8 @@ pub struct Elastic {
     pub timeout: Duration,
     /// How many epochs may follow the first.
     pub reset_limit: Option<u32>,
+    /// How many epochs may end because of losses of daemons alone.
+    pub restarts: u32,
     /// The first and the longest time of a quarantine.
     pub cooldown: (Duration, Duration),
     /// How long a host may take to answer.
@@ -109,6 +111,7 @@ impl Elastic {
             spares,
             timeout: settings.elastic.timeout,
             reset_limit: options.reset_limit,
+            restarts: settings.recovery.restarts,
             cooldown,
             reach: settings.start.timeout,
         };

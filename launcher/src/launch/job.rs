@@ -155,7 +155,7 @@ impl Job {
 
     /// When [`Event::Tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
-        [self.deadline, self.wakeup()].into_iter().flatten().min()
+        [self.deadline, self.wakeup(), self.stuck_until()].into_iter().flatten().min()
     }
 
     /// Whether all processes have been asked to end.
@@ -166,7 +166,10 @@ impl Job {
     /// The report, once all processes of the job have ended.
     pub fn report(&self) -> Option<JobReport> {
         let others = self.ranks_ran && self.plan.size() > 1;
-        (self.phase == Phase::Done).then(|| JobReport::new(&self.causes, self.failure(), others))
+        (self.phase == Phase::Done).then(|| {
+            let report = JobReport::new(&self.causes, self.failure(), others);
+            if self.has_no_restart_left() { report.temporary() } else { report }
+        })
     }
 
     fn failure(&self) -> Option<&Failure> {
@@ -219,6 +222,7 @@ impl Job {
                 self.exited(node, role, (pid, end, at), tail, now);
             }
             Event::Waiting { worker, .. } => self.waiting(worker, now),
+            Event::Leaving { node, worker } => self.leaving(node, worker),
             Event::Listed(list) => self.listed(list),
             Event::Asked(Request::Drain { host }) => {
                 let answer = self.drain(&host);
@@ -237,6 +241,7 @@ impl Job {
         }
         self.advance(now);
         self.tend(now);
+        self.end_stuck(now);
         std::mem::take(&mut self.commands)
     }
 

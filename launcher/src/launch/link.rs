@@ -283,6 +283,7 @@ impl Link {
                 Some(Event::Exited { node, role, pid, end, at: self.when(at_us), tail })
             }
             Report::Waiting { rank } => Some(Event::Waiting { node, worker: rank.0 }),
+            Report::Leaving { rank } => Some(Event::Leaving { node, worker: rank.0 }),
             Report::Stopped => Some(Event::Stopped { node }),
             Report::Output { .. } | Report::LastWords { .. } => None,
         }

@@ -3,7 +3,8 @@
 //! A host has *slots*, each with room for one worker. A *newcomer* waits until an epoch includes
 //! it; a *survivor* was in one. The end of a worker by its own fault quarantines its slot, and the
 //! loss of an agent its host: nothing starts there for a time that doubles with each fault in a
-//! row. A worker whose host or slot is taken off the list *leaves*; that is not a fault.
+//! row. A worker *leaves* if it is asked to, or if its host or slot is taken off the list; that is
+//! not a fault.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -51,7 +52,7 @@ pub enum Request {
     },
 }
 
-/// What to end because it is off the list of hosts.
+/// What to end because it leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Surplus {
     /// Everything on the host of this agent.
@@ -146,6 +147,8 @@ struct Worker {
     agent: usize,
     born: Duration,
     ready: bool,
+    /// It was asked to leave.
+    leaves: bool,
     /// Its rank in the last epoch that ran; `None` for a newcomer.
     rank: Option<u32>,
 }
@@ -181,7 +184,8 @@ impl Membership {
     fn add(&mut self, place: usize, slot: usize, agent: usize, worker: u32, now: Duration) {
         self.places[place].slots[slot].worker = Some(worker);
         self.next_worker = self.next_worker.max(worker + 1);
-        let new = Worker { place, slot, agent, born: now, ready: false, rank: None };
+        let (ready, leaves, rank) = (false, false, None);
+        let new = Worker { place, slot, agent, born: now, ready, leaves, rank };
         self.workers.insert(worker, new);
     }
 
@@ -207,7 +211,14 @@ impl Membership {
     }
 
     fn leaves(&self, worker: &Worker) -> bool {
-        !self.places[worker.place].has_room(worker.slot)
+        worker.leaves || !self.places[worker.place].has_room(worker.slot)
+    }
+
+    /// A worker was asked to leave. Its slot is not in quarantine afterwards.
+    pub fn leave(&mut self, worker: u32) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.leaves = true;
+        }
     }
 
     fn is_ready(worker: &Worker, now: Duration) -> bool {
@@ -447,7 +458,7 @@ impl Membership {
         }
     }
 
-    /// What is off the list, when no epoch runs any more. Each agent is named once. Its workers are
+    /// What leaves, when no epoch runs any more. Each agent is named once. Its workers are
     /// not members any more, however long they take to end.
     pub fn take_surplus(&mut self) -> Vec<Surplus> {
         let hosts = self.places.iter_mut().filter_map(|place| match place.agent {
@@ -460,7 +471,7 @@ impl Membership {
         let mut surplus: Vec<_> = hosts.collect();
         for (worker, it) in &mut self.workers {
             let place = &self.places[it.place];
-            if place.has_room(it.slot) {
+            if !it.leaves && place.has_room(it.slot) {
                 continue;
             }
             it.rank = None;

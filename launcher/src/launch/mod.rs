@@ -232,11 +232,10 @@ pub async fn run(
                 }
                 Command::Note(_) => {}
                 Command::Suspend => suspend_at = Some(Instant::now() + GOES_OUT),
-                Command::Serving { coordinator, daemons, ranks } => {
+                Command::Serving { epoch, coordinator, daemons, ranks } => {
                     metrics_file.iter_mut().for_each(|file| file.list(&daemons));
-                    if let Some(serving) = options.serving.take() {
-                        // The receiver may have given up.
-                        let _ = serving.send(coordinator);
+                    if let Some(serving) = &options.serving {
+                        serving.send_replace(Some((epoch, coordinator)));
                     }
                     let at = (ranks, daemons.len());
                     let running = RunningJob::new(id.as_str(), coordinator, at, &words);

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, net::SocketAddr, path::PathBuf};
 
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 
 use super::{discovery::Script, hosts::Host};
 
@@ -13,8 +13,8 @@ pub struct Options {
     pub output_dir: Option<PathBuf>,
     /// The folder for the file that tells Prometheus where the metrics are.
     pub metrics_sd: Option<PathBuf>,
-    /// Receives the address of the coordinator once all daemons serve.
-    pub serving: Option<oneshot::Sender<SocketAddr>>,
+    /// Receives the number of each epoch and the address of its coordinator, once daemons serve.
+    pub serving: Option<watch::Sender<Option<(u64, SocketAddr)>>>,
     /// The script that lists the hosts of an elastic job, and its first list.
     pub discovery: Option<(Script, Vec<Host>)>,
     /// Show what happens.

@@ -31,6 +31,13 @@ const COLUMNS: usize = 80;
 /// The longest line of a report, in characters: three of them fit.
 const MAX_CHARS: usize = 6 * COLUMNS;
 
+/// The exit code of a job that lost no rank, but too many daemons. It is `EX_TEMPFAIL` of
+/// `sysexits.h`: batch systems and scripts can start such a job again.
+const TEMPORARY: u8 = 75;
+
+/// The exit code of a job for any other reason than a rank's or a signal.
+const OTHER: u8 = 1;
+
 /// The lines at the beginning of a report say what happened, and those at its end are a hint or the
 /// end of a table. They are left out last.
 const KEPT_FIRST: usize = 2;
@@ -96,7 +103,7 @@ impl Cause {
         match self {
             Self::Ended { role: Role::Rank(_), end, .. } => end.exit_code().max(1),
             Self::Interrupted(signal) => ProcessEnd::Signal(*signal).exit_code(),
-            _ => 1,
+            _ => OTHER,
         }
     }
 
@@ -271,7 +278,16 @@ impl JobReport {
     fn failed(failure: &Failure) -> Self {
         let lines = failure_lines(failure).into_iter().chain(hint_line(&failure.hint)).collect();
         let output_of = failure.rank.map_or(Role::Daemon, |rank| Role::Rank(rank.0));
-        Self { code: 1, lines: on_a_screen(lines), output_of: Some(output_of) }
+        Self { code: OTHER, lines: on_a_screen(lines), output_of: Some(output_of) }
+    }
+
+    /// The job ends because it has lost too many daemons. An interruption keeps its own code.
+    #[must_use]
+    pub fn temporary(mut self) -> Self {
+        if self.code == OTHER {
+            self.code = TEMPORARY;
+        }
+        self
     }
 
     /// The report on all causes; the root cause decides. If the job could not start, all reasons

@@ -42,6 +42,10 @@ pub const LAST_WORDS: &str = "\u{1e}gradwire: last words";
 /// epoch that includes it. The agent takes it out, as it does with [`LAST_WORDS`].
 pub const WAITS: &str = "\u{1e}gradwire: waits";
 
+/// The line that a training process of an elastic job writes to that pipe when SIGTERM asks it to
+/// leave the job.
+pub const LEAVES: &str = "\u{1e}gradwire: leaves";
+
 /// As the name of a program: `gradwire` itself, wherever it is on each host.
 pub const ITSELF: &str = "";
 
@@ -326,6 +330,8 @@ pub enum Report {
     LastWords { rank: Rank },
     /// A training process waits for an epoch that includes it.
     Waiting { rank: Rank },
+    /// A training process was asked to leave the job.
+    Leaving { rank: Rank },
     /// A process ended.
     Exited { role: Role, pid: u32, end: ProcessEnd, at_us: u64 },
     /// All processes that were started here have ended.
@@ -436,6 +442,7 @@ mod tests {
         assert_eq!(order, right);
         survives(&Order::Kill { role: Role::Rank(7) });
         survives(&Report::Waiting { rank: Rank(7) });
+        survives(&Report::Leaving { rank: Rank(7) });
         let failure = Failure::new(gradwire_proto::FailureKind::WorkerLost, "a\n  b").rank(Rank(1));
         survives(&ServiceReport::Failed { failure: failure.host("n").tensor("t").hint("h") });
         let at: SocketAddr = "127.0.0.1:3".parse().unwrap();

@@ -26,5 +26,5 @@ pub use key::{AddressRange, Audience, Checked, Given, Key, Kind};
 pub use origin::Origin;
 pub use rank::{
     Adopt, CheckGradients, Checks, Elastic, HugePages, MIN_IN_FLIGHT, MIN_SEGMENT_BYTES,
-    RankSettings, Start, Worker,
+    RankSettings, Start, StopSignal, Worker,
 };

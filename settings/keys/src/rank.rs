@@ -53,6 +53,42 @@ pub enum HugePages {
     Require,
 }
 
+/// The signal that asks all ranks to stop, besides SIGTERM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopSignal {
+    /// No other one.
+    Term,
+    /// SIGUSR1.
+    Usr1,
+    /// SIGUSR2.
+    Usr2,
+}
+
+impl StopSignal {
+    /// The names that the setting accepts: those of signals that a launcher leaves to its ranks.
+    pub const NAMES: &'static [&'static str] = &["SIGTERM", "SIGUSR1", "SIGUSR2"];
+
+    /// The name of the signal.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
+    /// The signal with this name, with or without `SIG`.
+    pub fn named(name: &str) -> Option<Self> {
+        let name = name.to_ascii_uppercase();
+        let is_named = |signal: &Self| {
+            signal.name() == name || signal.name().strip_prefix("SIG") == Some(&name)
+        };
+        [Self::Term, Self::Usr1, Self::Usr2].into_iter().find(is_named)
+    }
+}
+
+impl Field for StopSignal {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        Self::named(&String::read(value, unit)?)
+    }
+}
+
 impl Field for Adopt {
     fn read(value: &Checked, unit: &str) -> Option<Self> {
         match String::read(value, unit)?.as_str() {
@@ -100,6 +136,11 @@ sections! {
         /// launcher waits for processes, and a process for an epoch that includes it.
         timeout: Duration =
             "elastic.timeout_ms", Kind::Number { min: 1000, max: 24 * HOUR_MS }, "600000", "ms";
+        /// Whether SIGTERM to a rank makes it leave at the next commit or step, which is not a
+        /// fault. A second SIGTERM ends it. With false, or if the program handles the signal
+        /// itself, the first one does.
+        drain_on_term: bool =
+            "elastic.drain_on_term", Kind::Choice(&["false", "true"]), "true", "";
     }
     /// Checks of a training process.
     Checks {
@@ -147,6 +188,10 @@ sections! {
         /// pool, and also needs Linux 5.16.
         huge_pages: HugePages =
             "worker.huge_pages", Kind::Choice(&["never", "advise", "require"]), "advise", "";
+        /// The signal that makes should_stop() true, besides SIGTERM. The launcher passes it on to
+        /// all ranks, which note it from init() on.
+        stop_signal: StopSignal =
+            "worker.stop_signal", Kind::Choice(StopSignal::NAMES), "SIGTERM", "", User;
     }
 }
 

@@ -31,7 +31,8 @@ pub struct Said {
 }
 
 impl Line {
-    pub(super) fn said(&self) -> Option<Said> {
+    /// What a rank says with it, if it is a line of one.
+    pub fn said(&self) -> Option<Said> {
         let (rank, rest) = self.text.strip_prefix('[')?.split_once("] @")?;
         let mut parts = rest.splitn(3, ' ');
         let (at, word, text) = (parts.next()?, parts.next()?, parts.next()?);

@@ -72,6 +72,31 @@ fn ranks_outlive_their_daemons() {
     }
 }
 
+/// It hosts the coordinator, so that only its ranks notice it.
+#[test]
+fn the_only_daemon_may_freeze() {
+    let launch = launch(&["-np", "2", "--min-np", "2"]).set("worker.daemon_timeout_ms=1500");
+    let mut job = launch.start();
+    until_epoch(&job, 0, 2);
+    job.signal(Role::Daemon(0), Signal::STOP);
+    until_epoch(&job, 1, 2);
+    stop(job, "the daemon on host localhost was killed by SIGKILL");
+}
+
+/// Exit code 75 tells a script that the same job may succeed if it is started again.
+#[test]
+fn too_many_lost_daemons_end_the_job() {
+    let launch = launch(&["-np", "2", "--min-np", "1"]).set("recovery.restarts=1");
+    let mut job = launch.start();
+    until_epoch(&job, 0, 2);
+    job.signal(Role::Daemon(0), Signal::KILL);
+    until_epoch(&job, 1, 2);
+    job.signal(Role::Daemon(0), Signal::KILL);
+    let report = job.finish();
+    report.assert_code(75);
+    report.assert_verdict(&["recovery.restarts allows no more"]);
+}
+
 #[test]
 fn a_stopped_rank_is_lost() {
     let launch = launch(&["-np", "3", "--min-np", "2", "--reset-limit", "1"]);

@@ -16,6 +16,7 @@ mod doctor;
 mod elastic;
 mod elastic_jobs;
 mod endings;
+mod endurance;
 mod epochs;
 mod hostile_collectives;
 mod hostile_memory;

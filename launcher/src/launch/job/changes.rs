@@ -126,6 +126,28 @@ impl Job {
         Ok(text)
     }
 
+    /// A training process was asked to leave (SIGTERM). A member leaves at the next commit; between
+    /// two epochs nobody needs it any more.
+    pub(super) fn leaving(&mut self, agent: usize, worker: u32) {
+        if self.is_stopping() {
+            return;
+        }
+        let ends = matches!(self.phase, Phase::Ending | Phase::Assembling | Phase::Finishing);
+        let host = self.host(agent).to_owned();
+        let Some(epochs) = &mut self.epochs else { return };
+        let is_member = epochs.members.is_survivor(worker);
+        epochs.members.leave(worker);
+        if !is_member || ends {
+            self.order(agent, Order::End { role: Role::Rank(worker) });
+        }
+        if is_member {
+            self.say(format!(
+                "rank {worker} on host {host} was asked to end (SIGTERM), and leaves at the next \
+                 commit"
+            ));
+        }
+    }
+
     /// Takes a new list of hosts from the discovery script, or the reason why there is none.
     pub(super) fn listed(&mut self, list: Result<Vec<hosts::Host>, String>) {
         let Some(epochs) = &mut self.epochs else { return };

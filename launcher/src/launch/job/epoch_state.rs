@@ -1,6 +1,6 @@
 //! What the launcher knows about the epochs of a job, between their phases.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::launch::{
     elastic::Elastic,
@@ -36,6 +36,21 @@ pub(super) struct Epochs {
     pub(super) has_finished: bool,
     /// How many ranks were lost.
     pub(super) lost: u32,
+    /// The members that have left the running epoch, and wait for the next one, since when.
+    pub(super) waiting: BTreeMap<u32, Duration>,
+    /// How many epochs have ended because of losses of daemons alone.
+    pub(super) restarts: u32,
+    /// Why no further epoch may form.
+    pub(super) end: Option<UsedUp>,
+}
+
+/// A limit of the user that the job has reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum UsedUp {
+    /// `--reset-limit`.
+    Resets,
+    /// `recovery.restarts`.
+    Restarts,
 }
 
 /// What has been done to end an epoch.
@@ -65,6 +80,9 @@ impl Epochs {
             announced: Change::default(),
             has_finished: false,
             lost: 0,
+            waiting: BTreeMap::new(),
+            restarts: 0,
+            end: None,
         }
     }
 }

@@ -19,7 +19,10 @@ use std::time::Duration;
 use gradwire_proto::{Failure, FailureKind, Rank};
 use gradwire_services::launch::{Order, ProcessEnd, Role};
 
-use super::{Job, Phase, Process, SLACK, epoch_state::Force};
+use super::{
+    Job, Phase, Process, SLACK,
+    epoch_state::{Force, UsedUp},
+};
 use crate::launch::{
     membership::{Change, Surplus},
     plan::{Node, count},
@@ -31,6 +34,9 @@ const BLAMED: Duration = Duration::from_millis(500);
 
 /// How long the daemons of a failed epoch may take to end by themselves.
 const DAEMONS: Duration = Duration::from_secs(2);
+
+/// How long a daemon may run after all its ranks have left it.
+const STUCK: Duration = Duration::from_secs(5);
 
 /// An epoch that has run for this long is a success, and the next loss is a new one.
 const LASTING: Duration = Duration::from_secs(5);
@@ -114,8 +120,44 @@ impl Job {
             if epochs.is_change {
                 epochs.not_before = epochs.not_before.min(now);
             }
-            if self.phase == Phase::Running && !daemon_runs {
+            if self.phase != Phase::Running {
+                return;
+            }
+            epochs.waiting.entry(worker).or_insert(now);
+            if !daemon_runs {
                 self.end_for_change(now);
+            }
+        }
+    }
+
+    /// The daemons that still run although all ranks of their host wait for the next epoch, and
+    /// when they are killed. Such a daemon is stopped, and nobody else may notice it (WAIT).
+    fn stuck(&self) -> impl Iterator<Item = (usize, Duration)> {
+        let epochs = self.epochs.as_ref().filter(|_| self.phase == Phase::Running);
+        let waiting = epochs.map(|epochs| &epochs.waiting);
+        let nodes = self.plan.nodes.iter().filter(|node| node.ranks() > 0);
+        nodes.filter_map(move |node| {
+            let daemon = self.processes.get(&(node.agent, Role::Daemon))?;
+            let since = node.workers.iter().map(|worker| waiting?.get(worker).copied());
+            let last = since.collect::<Option<Vec<_>>>()?.into_iter().max()?;
+            daemon.ended.is_none().then_some((node.agent, last + STUCK))
+        })
+    }
+
+    /// When the next stuck daemon is to be killed.
+    pub(super) fn stuck_until(&self) -> Option<Duration> {
+        self.stuck().map(|(_, at)| at).min()
+    }
+
+    /// Kills stuck daemons. Their ends are losses.
+    pub(super) fn end_stuck(&mut self, now: Duration) {
+        let stuck: Vec<_> = self.stuck().filter(|(_, at)| *at <= now).collect();
+        for (agent, _) in stuck {
+            self.order(agent, Order::Kill { role: Role::Daemon });
+            let own = self.plan.nodes.iter().filter(|node| node.agent == agent);
+            let own: Vec<u32> = own.flat_map(|node| node.workers.clone()).collect();
+            if let Some(epochs) = &mut self.epochs {
+                epochs.waiting.retain(|worker, _| !own.contains(worker));
             }
         }
     }
@@ -155,21 +197,53 @@ impl Job {
             && self.failure().is_none_or(Failure::is_recoverable)
             && !epochs.has_finished
             && epochs.members.survivors() > 0;
-        let limit = epochs.members.rules().reset_limit.filter(|most| self.resets() >= *most);
-        if let (true, Some(limit)) = (is_recoverable, limit) {
-            let epochs = count(limit, "time");
-            self.say(format!(
-                "the job has continued {epochs} after losses and changes, and --reset-limit allows \
-                 no more"
-            ));
+        if !is_recoverable {
+            return false;
         }
-        is_recoverable && limit.is_none()
+        let rules = epochs.members.rules();
+        let (resets, restarts) = (rules.reset_limit, rules.restarts);
+        let end = match epochs.end {
+            Some(_) => return false,
+            None if resets.is_some_and(|most| self.resets() >= most) => UsedUp::Resets,
+            None if self.only_daemons_lost() && epochs.restarts >= restarts => UsedUp::Restarts,
+            None => return true,
+        };
+        self.say(match end {
+            UsedUp::Resets => format!(
+                "the job has continued {} after losses and changes, and --reset-limit allows no \
+                 more",
+                count(self.resets(), "time")
+            ),
+            UsedUp::Restarts => format!(
+                "the job has continued {} after losses of daemons, and recovery.restarts allows \
+                 no more; the same job may succeed if it is started again",
+                count(restarts, "time")
+            ),
+        });
+        if let Some(epochs) = &mut self.epochs {
+            epochs.end = Some(end);
+        }
+        false
+    }
+
+    /// Whether every rank of a failed epoch lives: only processes of Gradwire itself, or their
+    /// connections, were lost.
+    fn only_daemons_lost(&self) -> bool {
+        let is_daemon = |cause: &Cause| matches!(cause, Cause::Ended { role: Role::Daemon, .. });
+        self.causes.iter().all(is_daemon) && self.failure().is_none_or(|it| it.rank.is_none())
+    }
+
+    /// Whether the job has ended because of the limit for losses of daemons.
+    pub(super) fn has_no_restart_left(&self) -> bool {
+        self.epochs.as_ref().is_some_and(|epochs| epochs.end == Some(UsedUp::Restarts))
     }
 
     /// Ends an epoch that has failed.
     pub(super) fn end_epoch(&mut self, now: Duration) {
         let (why, at) = report::loss(&self.causes, self.failure(), now);
+        let only_daemons = self.only_daemons_lost();
         let Some(epochs) = &mut self.epochs else { return };
+        epochs.restarts += u32::from(only_daemons);
         (epochs.why, epochs.ended, epochs.is_change) = (format!("after {why}"), at, false);
         epochs.force = Force::None;
         let lasted = now.saturating_sub(epochs.began) >= LASTING;
@@ -336,6 +410,7 @@ impl Job {
         let (ranks, hosts) = (count(self.plan.size(), "rank"), count(hosts, "host"));
         let Some(epochs) = &mut self.epochs else { return };
         (epochs.began, epochs.is_change, epochs.goes_on) = (now, false, false);
+        epochs.waiting.clear();
         epochs.members.formed(&self.plan.nodes);
         let seconds = now.saturating_sub(epochs.ended).as_secs_f64();
         let text =

@@ -47,6 +47,8 @@ pub enum Event {
     Exited { node: usize, role: Role, pid: u32, end: ProcessEnd, at: Duration, tail: Vec<String> },
     /// A training process waits for an epoch that includes it.
     Waiting { node: usize, worker: u32 },
+    /// A training process was asked to leave the job.
+    Leaving { node: usize, worker: u32 },
     /// The hosts that the discovery script lists, or what is wrong with its output.
     Listed(Result<Vec<Host>, String>),
     /// Everything on a host has ended.
@@ -83,7 +85,7 @@ pub enum Command {
     /// Suspend the launcher, soon after the orders before this.
     Suspend,
     /// All daemons of an epoch serve: tell where, and how many ranks they have.
-    Serving { coordinator: SocketAddr, daemons: Vec<DaemonMetrics>, ranks: u32 },
+    Serving { epoch: u64, coordinator: SocketAddr, daemons: Vec<DaemonMetrics>, ranks: u32 },
 }
 
 /// How long things may take.

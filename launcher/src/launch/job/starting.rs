@@ -44,7 +44,8 @@ impl Job {
         let (daemons, ranks) = (daemons.collect(), self.plan.size());
         // It is known: the daemons of other hosts needed it.
         if let Some(coordinator) = self.coordinator {
-            self.commands.push(Command::Serving { coordinator, daemons, ranks });
+            let epoch = self.plan.epoch;
+            self.commands.push(Command::Serving { epoch, coordinator, daemons, ranks });
         }
     }
 

@@ -15,6 +15,7 @@ fn rules(hosts: &str, (min, max, spares): (u32, u32, u32)) -> Elastic {
         spares,
         timeout: Duration::from_secs(60),
         reset_limit: None,
+        restarts: 100,
         cooldown: (Duration::from_secs(1), Duration::from_secs(8)),
         reach: Duration::from_secs(30),
     }

@@ -33,6 +33,7 @@ fn job_on(hosts: &str, max: u32, change: impl FnOnce(&mut Elastic)) -> Job {
         spares: 0,
         timeout: TIMEOUT,
         reset_limit: None,
+        restarts: 100,
         cooldown: (ms(1000), ms(4000)),
         reach: ms(30_000),
     };
@@ -210,6 +211,22 @@ fn a_silent_daemon_is_killed_early() {
     }
 }
 
+/// Nobody else notices it if it hosts the coordinator.
+#[test]
+fn a_daemon_that_all_its_ranks_have_left_is_killed() {
+    let mut job = running(|_| {});
+    for worker in [0, 1] {
+        assert!(step(&mut job, Event::Waiting { node: 0, worker }, 2000).is_empty());
+    }
+    assert_eq!(job.deadline(), Some(ms(7000)));
+    assert!(step(&mut job, Event::Tick, 6999).is_empty());
+    assert_eq!(step(&mut job, Event::Tick, 7000), ["0:Kill { role: Daemon }"]);
+    assert_eq!(job.deadline(), None, "once");
+    step(&mut job, exited(0, Role::Daemon, KILLED, 7010), 7010);
+    daemon_ends(&mut job, 1, 1, 7020);
+    assert_eq!(step(&mut job, Event::Tick, 7100), ["0:start the daemon"]);
+}
+
 #[test]
 fn the_first_host_may_be_lost() {
     let mut job = running(|_| {});
@@ -278,6 +295,27 @@ fn the_reset_limit_ends_the_job() {
     let line = "the job has continued 1 time after losses and changes, and --reset-limit allows no \
                 more";
     assert_eq!(orders, [line, "0:stop 3000", "1:stop 3000"]);
+}
+
+#[test]
+fn too_many_lost_daemons_end_the_job() {
+    let lose_daemon = |job: &mut Job, at: u64| {
+        step(job, exited(1, Role::Daemon, KILLED, at), at);
+        daemon_ends(job, 0, 1, at + 10);
+        step(job, Event::Tick, at + 100)
+    };
+    let mut job = running(|rules| rules.restarts = 1);
+    assert_eq!(lose_daemon(&mut job, 1400), ["0:start the daemon"]);
+    serve(&mut job, &[0, 1], 1600);
+    let orders = lose_daemon(&mut job, 9000);
+    let line = "the job has continued 1 time after losses of daemons, and recovery.restarts allows \
+                no more; the same job may succeed if it is started again";
+    assert_eq!(orders, [line, "0:stop 3000", "1:stop 3000"]);
+    assert_eq!(stop_all(&mut job, 9200).code, 75);
+    // With a rank, something else was lost.
+    let mut job = running(|rules| rules.restarts = 0);
+    assert!(!lose_rank_2(&mut job).is_empty());
+    assert_ne!(job.phase, Phase::Stopping);
 }
 
 #[test]
@@ -368,6 +406,45 @@ fn a_drained_host_leaves_for_good() {
     step(&mut job, Event::Listed(Ok(parse_list("a:2,b:2").unwrap())), 1420);
     daemon_ends(&mut job, 0, 0, 1500);
     assert_eq!(daemon_ends(&mut job, 1, 0, 1510), ["0:stop 3000"], "also if a script lists it");
+}
+
+#[test]
+fn a_rank_that_is_asked_to_end_leaves() {
+    let mut job = running(|rules| rules.hosts[1].slots = 1);
+    let orders = step(&mut job, Event::Leaving { node: 1, worker: 2 }, 1400);
+    let line = "rank 2 on host b was asked to end (SIGTERM), and leaves at the next commit";
+    let notify = |node: usize| {
+        format!("{node}:Notify {{ notice: Changed {{ added: false, removed: true }} }}")
+    };
+    assert_eq!(orders, [line.to_owned(), notify(0), notify(1)]);
+    daemon_ends(&mut job, 0, 0, 1500);
+    assert_eq!(daemon_ends(&mut job, 1, 0, 1510), ["1:End { role: Rank(2) }"]);
+    step(&mut job, Event::Waiting { node: 0, worker: 0 }, 1520);
+    let orders = serve(&mut job, &[0], 1530);
+    assert_eq!(orders, ["epoch 2: 2 ranks on 1 host, 0.0 s after ranks left"]);
+    // Its slot is not in quarantine.
+    let orders = rank_ends(&mut job, 1, 2, ProcessEnd::Signal(15), 1540);
+    assert_eq!(orders, ["1:start rank 3"]);
+    assert_eq!(job.epochs.as_ref().unwrap().lost, 0);
+}
+
+#[test]
+fn a_rank_may_be_asked_to_end_between_epochs() {
+    let mut job = running(|rules| rules.min = 3);
+    lose_rank_2(&mut job);
+    assert_eq!(job.phase, Phase::First, "with a replacement");
+    let mut job = running(|rules| {
+        rules.min = 3;
+        rules.hosts[1].slots = 1;
+    });
+    lose_rank_2(&mut job);
+    assert_eq!(job.phase, Phase::Assembling);
+    let orders = step(&mut job, Event::Leaving { node: 0, worker: 1 }, 1600);
+    assert!(orders.contains(&"0:End { role: Rank(1) }".to_owned()), "{orders:?}");
+    rank_ends(&mut job, 0, 1, ProcessEnd::Signal(15), 1610);
+    let nodes = step(&mut job, Event::Tick, 2400);
+    assert!(nodes.contains(&"0:start the daemon".to_owned()), "{nodes:?}");
+    assert_eq!(job.plan.size(), 3, "two processes that start count");
 }
 
 #[test]
