@@ -10,7 +10,10 @@ use super::{
     shapes,
     size::{self, Rate},
 };
-use gradwire_launcher::{args::JobOptions, error::CommandError, launch::hosts::MAX_RANKS};
+use gradwire_launcher::{
+    args::{JobOptions, MAX_RANKS},
+    error::CommandError,
+};
 
 /// What the ranks of a job measure.
 #[derive(Debug, Clone, Subcommand)]

@@ -4,6 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
+/// The most ranks or slots in an option: a limit against typing errors, not of the protocol.
+pub const MAX_RANKS: u32 = 1 << 20;
+
 /// Where settings come from.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SettingsOptions {
@@ -58,6 +61,9 @@ pub struct JobOptions {
     pub settings: SettingsOptions,
 }
 
+/// The same, as clap wants it.
+const MOST: i64 = MAX_RANKS as i64;
+
 /// How the membership of a job may change.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Elastic jobs")]
@@ -74,12 +80,12 @@ pub struct ElasticOptions {
     ///
     /// New processes start in free slots, and join at the next commit or step.
     #[arg(long, visible_alias = "max-num-proc", value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = clap::value_parser!(u32).range(1..=MOST))]
     pub max_np: Option<u32>,
     /// Keep N more processes ready to replace lost ranks.
     ///
     /// They wait in init() in slots that the ranks do not need.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub spares: Option<u32>,
     /// Program that prints hosts, run every second.
     ///
@@ -92,7 +98,7 @@ pub struct ElasticOptions {
     ///
     /// For the hosts of --host-discovery-script.
     #[arg(long, value_name = "N", requires = "host_discovery_script",
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = clap::value_parser!(u32).range(1..=MOST))]
     pub slots_per_host: Option<u32>,
     /// Time limit for continuing after a loss or change.
     ///

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gradwire_settings::Settings;
 
-use super::hosts::{Host, MAX_RANKS};
+use super::hosts::Host;
 use crate::{args::ElasticOptions, error::CommandError};
 
 /// The first and the longest quarantine of a slot by default.
@@ -75,9 +75,6 @@ impl Elastic {
         }
         if np > max {
             return contradiction(format!("-np {np} is more than --max-np {max}"));
-        }
-        if spares > MAX_RANKS {
-            return contradiction(format!("--spares {spares} is more than {MAX_RANKS}"));
         }
         let most = max.saturating_add(spares);
         let mut hosts = hosts.to_vec();
@@ -191,6 +188,13 @@ mod tests {
             ("--min-np 1 --blacklist-cooldown-range 5", "", "2 values required"),
             ("--min-np 1 --slots-per-host 2", "", "--host-discovery-script"),
             ("--min-np 0", "", "0 is not in 1.."),
+            ("--min-np 1 --max-np 4294967295", "", "4294967295 is not in 1..=1048576"),
+            ("--min-np 1 --spares 1048577", "", "1048577 is not in 0..=1048576"),
+            (
+                "--min-np 1 --host-discovery-script a --slots-per-host 4294967295",
+                "",
+                "4294967295 is not in 1..=1048576",
+            ),
         ] {
             let error = rules(line, hosts).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");

@@ -4,6 +4,8 @@ use std::{collections::BTreeSet, fmt, net::Ipv6Addr};
 
 use gradwire_proto::{InvalidRackLabel, MAX_LABEL_BYTES, check_rack_label};
 
+use crate::args::MAX_RANKS;
+
 /// A host with its slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
@@ -25,9 +27,6 @@ impl fmt::Display for Host {
         write!(f, "{}:{}", self.name, self.slots)
     }
 }
-
-/// The most ranks or slots in an option: a limit against typing errors, not of the protocol.
-pub const MAX_RANKS: u32 = 1 << 20;
 
 /// The fastest line, in Mbit/s: the limit of the setting `node.line_mbit`.
 const MAX_LINE_MBIT: u32 = 10_000_000;

@@ -102,6 +102,7 @@ impl Simulation {
             spares: world.dice.below(2) as u32,
             timeout: ms(20_000),
             reset_limit: world.dice.one_in(20).then_some(3),
+            restarts: u32::MAX,
             cooldown: (ms(200), ms(2000)),
             reach: ms(5000),
         });

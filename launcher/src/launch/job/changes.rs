@@ -110,7 +110,9 @@ impl Job {
         if leaves && !in_epoch {
             return false;
         }
-        epochs.has_finished |= end.is_well();
+        if end.is_well() {
+            epochs.finished.get_or_insert(worker);
+        }
         epochs.lost += u32::from(!end.is_well() && !is_over);
         true
     }

@@ -32,8 +32,8 @@ pub(super) struct Epochs {
     pub(super) has_told: bool,
     /// The change of which the daemons of this epoch know.
     pub(super) announced: Change,
-    /// A rank has ended without an error. No further epoch forms.
-    pub(super) has_finished: bool,
+    /// The first rank that has ended without an error. No further epoch forms.
+    pub(super) finished: Option<u32>,
     /// How many ranks were lost.
     pub(super) lost: u32,
     /// The members that have left the running epoch, and wait for the next one, since when.
@@ -78,7 +78,7 @@ impl Epochs {
             not_before: Duration::ZERO,
             has_told: false,
             announced: Change::default(),
-            has_finished: false,
+            finished: None,
             lost: 0,
             waiting: BTreeMap::new(),
             restarts: 0,

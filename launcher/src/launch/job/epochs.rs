@@ -21,7 +21,7 @@ use gradwire_services::launch::{Order, ProcessEnd, Role};
 
 use super::{
     Job, Phase, Process, SLACK,
-    epoch_state::{Force, UsedUp},
+    epoch_state::{Epochs, Force, UsedUp},
 };
 use crate::launch::{
     membership::{Change, Surplus},
@@ -67,7 +67,7 @@ impl Job {
         // If all daemons have left, the ranks are about to end.
         let runs = self.phase == Phase::Running && self.daemon_runs();
         let has_resets = epochs.members.rules().reset_limit.is_none_or(|most| self.resets() < most);
-        self.ranks_ran && !epochs.has_finished && (forms || runs) && has_resets
+        self.ranks_ran && epochs.finished.is_none() && (forms || runs) && has_resets
     }
 
     /// How many epochs have followed the first.
@@ -120,6 +120,9 @@ impl Job {
             if epochs.is_change {
                 epochs.not_before = epochs.not_before.min(now);
             }
+            if self.phase == Phase::Finishing {
+                self.deadline.get_or_insert(now + FINISH);
+            }
             if self.phase != Phase::Running {
                 return;
             }
@@ -164,8 +167,8 @@ impl Job {
 
     /// The daemon of a running epoch has ended well: all its ranks have left it.
     pub(super) fn daemon_left(&mut self, now: Duration) {
-        let is_change = self.epochs.as_ref().is_some_and(|epochs| epochs.announced.is_some());
-        if self.phase == Phase::Running && is_change {
+        let goes_on = |epochs: &Epochs| epochs.announced.is_some() || epochs.goes_on;
+        if self.phase == Phase::Running && self.epochs.as_ref().is_some_and(goes_on) {
             self.end_for_change(now);
         }
     }
@@ -195,7 +198,7 @@ impl Job {
         let fatal = |cause: &Cause| matches!(cause, Cause::Interrupted(_) | Cause::Output(_));
         let is_recoverable = !self.causes.iter().any(fatal)
             && self.failure().is_none_or(Failure::is_recoverable)
-            && !epochs.has_finished
+            && epochs.finished.is_none()
             && epochs.members.survivors() > 0;
         if !is_recoverable {
             return false;
@@ -361,7 +364,7 @@ impl Job {
     /// Forms the next epoch if there are enough members.
     pub(super) fn form_if_enough(&mut self, now: Duration) {
         let Some(epochs) = &mut self.epochs else { return };
-        if epochs.has_finished {
+        if epochs.finished.is_some() {
             return self.finish(now);
         }
         if epochs.members.survivors() == 0 {
@@ -433,7 +436,12 @@ impl Job {
                 self.give_up(&what, now);
             }
             Phase::Finishing => {
-                self.give_up("a rank has ended, and others wait for the next epoch", now);
+                let first = self.epochs.as_ref().and_then(|epochs| epochs.finished);
+                let who = first.map_or_else(|| "a rank".to_owned(), |rank| format!("rank {rank}"));
+                self.give_up(
+                    &format!("{who} has ended, and other ranks wait for an epoch without it"),
+                    now,
+                );
             }
             _ => {
                 let what =
@@ -452,7 +460,8 @@ impl Job {
     pub(super) fn finish(&mut self, now: Duration) {
         let Some(epochs) = &self.epochs else { return };
         self.phase = Phase::Finishing;
-        self.deadline = (!epochs.is_change).then_some(now + FINISH);
+        // After a change, all leave in their own time, unless one of them waits for more.
+        self.deadline = (!epochs.is_change || epochs.goes_on).then_some(now + FINISH);
         for (agent, role) in self.running_daemons() {
             self.order(agent, Order::Kill { role });
         }
@@ -460,7 +469,7 @@ impl Job {
 
     /// Whether a rank has ended without an error, so that no further epoch forms.
     pub(super) fn finishes(&self) -> bool {
-        self.ranks_ran && self.epochs.as_ref().is_some_and(|epochs| epochs.has_finished)
+        self.ranks_ran && self.epochs.as_ref().is_some_and(|epochs| epochs.finished.is_some())
     }
 
     /// Whether every rank of the job has ended.

@@ -355,6 +355,20 @@ fn no_epoch_forms_after_a_rank_has_succeeded() {
 }
 
 #[test]
+fn a_rank_that_leaves_alone_ends_the_job() {
+    let mut job = running(|_| {});
+    step(&mut job, Event::Waiting { node: 0, worker: 0 }, 1200);
+    rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 1300);
+    step(&mut job, Event::Waiting { node: 1, worker: 2 }, 1310);
+    daemon_ends(&mut job, 1, 0, 1320);
+    daemon_ends(&mut job, 0, 0, 1330);
+    assert_eq!(job.deadline(), Some(ms(11_330)));
+    assert_eq!(step(&mut job, Event::Tick, 11_330), ["0:stop 3000", "1:stop 3000"]);
+    let report = stop_all(&mut job, 11_400);
+    assert_ne!(report.code, 0);
+}
+
+#[test]
 fn ranks_may_end_between_epochs() {
     let mut job = running(|_| {});
     lose_rank_2(&mut job);
