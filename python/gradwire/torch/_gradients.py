@@ -61,6 +61,10 @@ class Exchange(Submissions):
         self._ahead = Call.NONE
         # Whether other ranks wait in a later call than the one in which they met this rank.
         self._awaited = False
+        # The steps made since the last agreement, which are the same on all ranks, and the number
+        # of joins at that time; None if the number is unknown.
+        self._steps: int | None = None
+        self._joins = 0
         # The number of ranks in the last exchange.
         self.contributors = 0
         super().__init__(*args, **kwargs)
@@ -99,7 +103,9 @@ class Exchange(Submissions):
         """
         yield from self.identity.introduce()
         turn = _agreement.AGAIN if again else _agreement.FIRST
-        about = self.identity.mark | call.bits | turn | self._remark()
+        steps = self._steps_since(_world.joins[tuple(self.process_set.ranks)])
+        about = self.identity.mark | call.bits | turn | _agreement.steps_bits(steps)
+        about |= self._remark()
         problem: Exception | None = None
         try:
             check()
@@ -114,24 +120,53 @@ class Exchange(Submissions):
             # TELL: the other ranks would wait for this one.
             problem, about = error, about | _agreement.FAILED
             own = [about, *(word_in_flight(slot) for slot in self._by_name)]
+        self._steps = None  # if it fails
         about, *unions = yield from self._agreement.exchange(self.identity.agreement, own)
+        self._steps = 0
         if _agreement.marks_differ(about):
             raise problem or _agreement.disagree(self.identity.several())
         self._learn(about)
         if about & _agreement.NEW:
             yield from self.identity.agree_on_number()
         turns = about & (_agreement.FIRST | _agreement.AGAIN)
-        if about & _agreement.FAILED or turns != turn:
+        apart = _agreement.steps_differ(about)
+        if about & _agreement.FAILED or turns != turn or apart:
             yield from self._end_flights(dict(zip(self._by_name, unions)))
-            raise problem or _agreement.disagree(
-                "another rank can't take part in the step: see its error"
-                if about & _agreement.FAILED
-                else "the ranks make different calls of the optimizer: call synchronize(), step() "
-                "and skip_synchronize() on all ranks"
-            )
+            if problem is not None:
+                raise problem
+            if about & _agreement.FAILED or turns != turn:
+                raise _agreement.disagree(
+                    "another rank can't take part in the step: see its error"
+                    if about & _agreement.FAILED
+                    else "the ranks make different calls of the optimizer: call synchronize(), "
+                    "step() and skip_synchronize() on all ranks"
+                )
+            raise AssertionError((yield from self._difference_in_steps(steps)))
         words = dict(zip(self._by_name, map(_agreement.settled, unions)))
         yield from self._compare_replaced(words)
         return about, words
+
+    def _steps_since(self, joins: int) -> int | None:
+        """Returns the number of steps since the last agreement, if all ranks took part in it.
+
+        ``joins``: the number of joins, so that ranks that had joined need not have made the steps.
+        """
+        if joins != self._joins:
+            self._joins, self._steps = joins, None
+        return self._steps
+
+    def _difference_in_steps(self, steps: int | None) -> Waits[str]:
+        """Returns the text of the error that ranks have made different numbers of steps."""
+        own = _world.rank(), steps
+        told = yield start_allgather(own, f"{self.identity.prefix}steps", self.process_set)
+        most = max(count for _, count in told if count is not None)
+        behind = ", ".join(str(rank) for rank, count in told if count not in (most, None))
+        return (
+            f"rank {behind} has not made the last step that other ranks have made, perhaps because "
+            "of an exception, so the parameters may differ: copy parameters and optimizer to all "
+            "ranks (broadcast_parameters and broadcast_optimizer_state), or start again from a "
+            "checkpoint"
+        )
 
     def _remark(self) -> int:
         """Returns further bits for the word about the optimizer."""
@@ -369,6 +404,10 @@ class Exchange(Submissions):
                     "synchronize(), change gradients in the same way on all ranks"
                 )
 
+    def _begin(self, *args: Any) -> None:
+        self._steps = None
+        super()._begin(*args)
+
     def _reset(self) -> None:
         self._finishing, self._ahead, self._awaited = None, Call.NONE, False
         self._changed.clear()
@@ -416,8 +455,14 @@ class Exchange(Submissions):
         """Removes zeros that represent no gradient, before a step."""
         _absent.hide(self.slots.values())
 
-    def stepped(self) -> None:
-        """Records after a step that the gradients are the exchanged ones."""
+    def stepped(self, complete: bool) -> None:
+        """Records after a step that the gradients are the exchanged ones.
+
+        Args:
+            complete: Whether the optimizer has made the step, without an exception.
+        """
+        if complete and self._steps is not None:
+            self._steps += 1
         self._ahead, self._awaited = Call.NONE, False
         for slot in self.slots.values():
             slot.exchanged = False

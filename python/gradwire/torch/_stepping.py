@@ -190,10 +190,12 @@ class Distributed(Wrapped):
         """Makes the original step with exchanged gradients."""
         global _contributors
         self._exchange.hide()
+        complete = False
         try:
             result = self._original_step(*args, **kwargs)
+            complete = True
         finally:
-            self._exchange.stepped()
+            self._exchange.stepped(complete)
         _contributors = self._exchange.contributors
         note_step()
         return result

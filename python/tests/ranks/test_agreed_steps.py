@@ -239,6 +239,71 @@ def test_one_rank_alone_skips_the_agreement(op: Any, sent: str) -> None:
         optimizer.step()
 
 
+class Failing:
+    """A hook of steps that raises on some ranks."""
+
+    ranks: tuple[int, ...] = ()
+
+    def __call__(self, *_: Any) -> None:
+        if hvd.rank() in self.ranks:
+            raise ArithmeticError
+
+
+@needs_two
+@pytest.mark.parametrize("again", [False, True])
+def test_one_rank_does_not_make_a_step(again: bool, sent: str) -> None:
+    parameter, hook = zeros(), Failing()
+    optimizer = wrapped(parameter)
+    optimizer.register_step_pre_hook(hook)
+    backward(parameter)
+    optimizer.step()
+    hook.ranks = (0,)
+    optimizer.zero_grad()
+    backward(parameter)
+    if hvd.rank() == 0:
+        with pytest.raises(ArithmeticError):
+            optimizer.step()
+    else:
+        optimizer.step()
+    hook.ranks = ()
+    if hvd.rank() > 0 or not again:
+        optimizer.zero_grad()
+        backward(parameter)
+    with pytest.raises(AssertionError, match="rank 0 has not made the last step"):
+        optimizer.step()
+    hvd.broadcast_parameters([parameter], hvd.size() - 1)
+    optimizer.zero_grad()
+    backward(parameter)
+    optimizer.step()
+    assert parameter.tolist() == [-3 * mean()] * 3
+
+
+@needs_two
+def test_steps_that_ranks_need_not_make(sent: str) -> None:
+    """All ranks fail or skip it, or one has joined, or has made its optimizer again."""
+    parameter, hook = zeros(), Failing()
+    optimizer = wrapped(parameter)
+    optimizer.register_step_pre_hook(hook)
+    for step in range(10):
+        hook.ranks = tuple(range(hvd.size())) if step == 2 else ()
+        if step == 7 and hvd.rank() == 0:
+            optimizer = wrapped(parameter)
+        if step != 5 or hvd.rank() > 0:
+            optimizer.zero_grad()
+            backward(parameter)
+            if step == 2:
+                with pytest.raises(ArithmeticError):
+                    optimizer.step()
+            elif step == 4:
+                optimizer.synchronize()
+            else:
+                optimizer.step()
+        if step == 5:
+            hvd.join()
+            hvd.broadcast_parameters([parameter], hvd.size() - 1)
+    equal_everywhere(parameter)
+
+
 @needs_two
 @pytest.mark.parametrize("clear_with", ["optimizer", "none"])
 def test_a_scaler_skips_a_step(clear_with: str, sent: str) -> None:
