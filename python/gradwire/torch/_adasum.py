@@ -218,7 +218,7 @@ class DistributedAdasum(Wrapped):
                 parameter.copy_(old + change.result(self._compression))
 
     def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
-        named = [(name, twins[parameter]) for name, parameter in self._names]
+        named = [(name, twins[p]) for name, p in self._names if p in twins]
         made._begin(named, self._compression, self.backward_passes_per_step, self.process_set)
 
     # Attributes of Horovod's optimizer that scripts read

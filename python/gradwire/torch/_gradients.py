@@ -429,10 +429,10 @@ class Exchange(Submissions):
         return reduced.item() if isinstance(loss, float) else reduced
 
     def copy(self, twins: Mapping[torch.Tensor, torch.Tensor]) -> Exchange:
-        """Returns an exchange for copies of the parameters."""
+        """Returns an exchange for copies of the parameters, which lack those removed meanwhile."""
         return type(self)(
-            [(slot.name, twins[parameter]) for parameter, slot in self.slots.items()],
-            [[twins[slot.parameter] for slot in group] for group in self.groups],
+            [(slot.name, twins[p]) for p, slot in self.slots.items() if p in twins],
+            [[twins[s.parameter] for s in group if s.parameter in twins] for group in self.groups],
             compression=self.compression,
             passes=self.passes,
             op=self.op,

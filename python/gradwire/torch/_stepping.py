@@ -44,15 +44,15 @@ class Distributed(Wrapped):
 
     _exchange: Exchange
     _should_synchronize: bool
-    # The number of parameters in the groups.
-    _listed: int
+    # The ids of the parameters in the groups.
+    _listed: list[int]
     # Whether access to a group's parameters waits for their gradients; see ``Parameters``.
     _parameters_wait: bool
 
     def _begin(self, exchange: Exchange) -> None:
         self._exchange, self._should_synchronize = exchange, True
         self._parameters_wait = True
-        self._known, self._listed = exchange.slots, len(exchange.slots)
+        self._known, self._listed = exchange.slots, []
         self._check_parameters()
         exchange.takes_part()
 
@@ -224,14 +224,15 @@ class Distributed(Wrapped):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         for group in self.param_groups:
-            if not isinstance(group["params"], Parameters):
-                group["params"] = Parameters(group["params"], self)
-        if sum(len(group["params"]) for group in self.param_groups) != self._listed:
-            groups = [without_waiting(group["params"]) for group in self.param_groups]
-            listed = {parameter for group in groups for parameter in group}
-            self._listed = len(listed)
+            given = group["params"]
+            if not isinstance(given, Parameters) or not given.waits_for(self):
+                group["params"] = Parameters(given, self)
+        groups = [without_waiting(group["params"]) for group in self.param_groups]
+        listed = [id(parameter) for group in groups for parameter in group]
+        if listed != self._listed:
+            self._listed, ids = listed, {*listed}
             for parameter, slot in self._exchange.slots.items():
-                slot.is_listed = parameter in listed
+                slot.is_listed = id(parameter) in ids
 
     def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
         made._begin(self._exchange.copy(twins))

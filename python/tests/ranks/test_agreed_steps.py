@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -368,6 +369,54 @@ def test_a_parameter_that_one_rank_removes(groups: int | None, sent: str) -> Non
         equal_everywhere(parameter, removed)
     assert parameter.tolist() == [-3 * mean()] * 3
     assert removed.tolist() == [-mean()] * 3
+
+
+@needs_two
+def test_one_rank_removes_another_parameter(sent: str) -> None:
+    parameters = one, other = zeros(), zeros()
+    optimizer = wrapped(*parameters)
+    listed = optimizer.param_groups[0]["params"]
+    for step in range(2):
+        listed[:] = [other if step == 1 and hvd.rank() == 0 else one]
+        for parameter in parameters:
+            parameter.grad = None
+        backward(*parameters)
+        if step == 1:
+            with pytest.raises(hvd.InvalidRequest, match="requires a gradient only"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    assert one.tolist() == [-mean()] * 3 and other.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_a_copy_after_a_parameter_was_removed(op: Any) -> None:
+    parameter, removed = zeros(), zeros()
+    optimizer = wrapped(parameter, removed, op=op)
+    assert optimizer.param_groups[0]["params"].pop() is removed
+    copied = copy.deepcopy(optimizer)
+    [twin] = copied.param_groups[0]["params"]
+    for _ in range(2):
+        copied.zero_grad()
+        backward(twin)
+        copied.step()
+        equal_everywhere(twin)
+    assert parameter.tolist() == [0.0] * 3 and twin.tolist() != [0.0] * 3
+
+
+@needs_two
+def test_lists_of_a_shallow_copy_wait(sent: str) -> None:
+    parameter = zeros()
+    first = wrapped(parameter)
+    second = hvd.DistributedOptimizer(copy.copy(first), [("a", parameter)])
+    del first
+    for _ in range(3):
+        second.zero_grad()
+        backward(parameter)
+        for found in second.param_groups[0]["params"]:
+            assert found.grad.tolist() == [mean()] * 3
+        second.step()
+    assert parameter.tolist() == [-3 * mean()] * 3
 
 
 @needs_two
