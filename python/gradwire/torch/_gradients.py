@@ -115,6 +115,7 @@ class Exchange(Submissions):
                     "gradients were computed after this rank had exchanged those of a step that "
                     "other ranks make: call synchronize() on all ranks or on none"
                 )
+            self._separate()
             own = [about, *(word_of(slot, self.op, again) for slot in self._by_name)]
         except Exception as error:
             # TELL: the other ranks would wait for this one.
@@ -145,6 +146,33 @@ class Exchange(Submissions):
         words = dict(zip(self._by_name, map(_agreement.settled, unions)))
         yield from self._compare_replaced(words)
         return about, words
+
+    def _separate(self) -> None:
+        """Copies gradients that lie in the memory of another one, as after ``b.grad = a.grad``.
+
+        A place has one result, and other ranks may have two gradients.
+
+        Raises:
+            AssertionError: The other one is being exchanged there already.
+        """
+        rest = [slot for slot in self._by_name if not slot.in_flight and slot.seen is not None]
+        if not rest:
+            return
+        flying = [slot for slot in self.submitted if slot.seen is not None]
+        found: dict[int, Slot] = {}
+        for slot in (*flying, *rest):
+            gradient = slot.parameter.grad
+            if gradient is None or gradient.layout != torch.strided or gradient.numel() == 0:
+                continue
+            other = found.setdefault(gradient.data_ptr(), slot)
+            if other is slot or slot.in_flight:
+                continue
+            if other.in_flight and other.in_place(other.parameter.grad):
+                raise AssertionError(
+                    f"the gradient of {slot.name} was set to that of {other.name}, which is being "
+                    "exchanged: set it to a copy, or before the backward pass"
+                )
+            slot.parameter.grad = gradient.clone()
 
     def _steps_since(self, joins: int) -> int | None:
         """Returns the number of steps since the last agreement, if all ranks took part in it.

@@ -309,7 +309,8 @@ class Slot:
             else:
                 self.base, self.parameter.grad = gradient, None
         # Not ``note_content``: it is still the result.
-        self.stamp = self.seen or (0, 0)
+        if self.seen is not None:
+            self.stamp = self.seen
 
     def put_back(self) -> None:
         """Puts back what was set aside for a backward pass that has not added to the gradient."""
