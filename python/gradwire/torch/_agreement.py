@@ -60,6 +60,8 @@ AGAIN = 1 << 6  # it meets ranks again whose calls differed from its own
 LEAVES = 1 << 7  # the launcher has told this rank that the ranks will change
 _STEPS = 48  # four bits of the number of steps since the last agreement, and of its complement
 _STEPS_BITS = 4
+LOSS = 1 << 56  # its closure has returned a loss
+NO_LOSS = 1 << 57  # its closure has returned none
 
 
 class Call(IntEnum):

@@ -23,7 +23,8 @@ A ``Slot`` of ``_slots`` describes one gradient: its memory, content and passes.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,15 @@ from gradwire.torch._words import was_changed, word_in_flight, word_of
 _exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 
+def _number(loss: Any) -> torch.Tensor | None:
+    """Returns a closure's loss as a tensor; None if it is not a number."""
+    if isinstance(loss, float):
+        return torch.tensor(loss, dtype=torch.float64, device="cpu")
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
+        return loss
+    return None
+
+
 class Exchange(Submissions):
     """The exchange of one optimizer's gradients."""
 
@@ -65,6 +75,8 @@ class Exchange(Submissions):
         # of joins at that time; None if the number is unknown.
         self._steps: int | None = None
         self._joins = 0
+        # What this rank reports about the loss of its closure.
+        self._loss = 0
         # The number of ranks in the last exchange.
         self.contributors = 0
         super().__init__(*args, **kwargs)
@@ -105,7 +117,7 @@ class Exchange(Submissions):
         turn = _agreement.AGAIN if again else _agreement.FIRST
         steps = self._steps_since(_world.joins[tuple(self.process_set.ranks)])
         about = self.identity.mark | call.bits | turn | _agreement.steps_bits(steps)
-        about |= self._remark()
+        about |= self._remark() | self._loss
         problem: Exception | None = None
         try:
             check()
@@ -130,8 +142,11 @@ class Exchange(Submissions):
         if about & _agreement.NEW:
             yield from self.identity.agree_on_number()
         turns = about & (_agreement.FIRST | _agreement.AGAIN)
+        closures = about & (_agreement.LOSS | _agreement.NO_LOSS)
+        alone = closures and _agreement.last_call(about) is Call.STEP
+        differ = closures == _agreement.LOSS | _agreement.NO_LOSS
         apart = _agreement.steps_differ(about)
-        if about & _agreement.FAILED or turns != turn or apart:
+        if about & _agreement.FAILED or turns != turn or alone or differ or apart:
             yield from self._end_flights(dict(zip(self._by_name, unions)))
             if problem is not None:
                 raise problem
@@ -141,6 +156,13 @@ class Exchange(Submissions):
                     if about & _agreement.FAILED
                     else "the ranks make different calls of the optimizer: call synchronize(), "
                     "step() and skip_synchronize() on all ranks"
+                )
+            if alone or differ:
+                raise _agreement.disagree(
+                    "only some ranks call step() with a closure: do it on all ranks"
+                    if alone
+                    else "the closure has returned a loss only on some ranks: return a number on "
+                    "all ranks, for example a zero for an empty batch"
                 )
             raise AssertionError((yield from self._difference_in_steps(steps)))
         words = dict(zip(self._by_name, map(_agreement.settled, unions)))
@@ -441,14 +463,19 @@ class Exchange(Submissions):
         self._changed.clear()
         super()._reset()
 
+    @contextmanager
+    def closure(self, loss: Any) -> Iterator[None]:
+        """Returns a context in which the ranks agree on whether their closures return a loss."""
+        self._loss = _agreement.NO_LOSS if _number(loss) is None else _agreement.LOSS
+        try:
+            yield
+        finally:
+            self._loss = 0
+
     def loss(self, loss: Any) -> Any:
         """Returns a closure's loss; if it is a number, reduced like the gradients."""
-        own = loss
-        if isinstance(loss, float):
-            own = torch.tensor(loss, dtype=torch.float64, device="cpu")
-        if not isinstance(own, torch.Tensor) or own.numel() != 1 or not own.is_floating_point():
-            return loss
-        if not self.takes_part():
+        own = _number(loss)
+        if own is None or not self.takes_part():
             return loss
         name = f"{self.identity.prefix}loss"
         reduced = collectives.allreduce(

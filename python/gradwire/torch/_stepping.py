@@ -176,7 +176,8 @@ class Distributed(Wrapped):
 
             def closure() -> Any:
                 loss = inner()
-                self.synchronize()
+                with exchange.closure(loss):
+                    self.synchronize()
                 exchange.compare()
                 exchange.hide()
                 return exchange.loss(loss)

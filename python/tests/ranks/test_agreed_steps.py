@@ -372,6 +372,32 @@ def test_a_parameter_that_one_rank_removes(groups: int | None, sent: str) -> Non
 
 
 @needs_two
+@pytest.mark.parametrize("alone", ["its loss", "its closure"])
+def test_only_one_rank_has(alone: str, sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        if hvd.rank() == 0 or alone == "its loss":
+            backward(parameter)
+        return parameter.sum() if hvd.rank() == 0 or not differ else None
+
+    for step in range(3):
+        differ = step == 1
+        if differ:
+            optimizer.zero_grad()
+            backward(parameter)
+            optimizer.synchronize()
+            given = closure if hvd.rank() == 0 or alone == "its loss" else None
+            with pytest.raises(hvd.InvalidRequest, match="some ranks"):
+                optimizer.step(given)
+        else:
+            optimizer.step(closure)
+        equal_everywhere(parameter)
+
+
+@needs_two
 def test_one_rank_removes_another_parameter(sent: str) -> None:
     parameters = one, other = zeros(), zeros()
     optimizer = wrapped(*parameters)
