@@ -46,8 +46,8 @@ def _word(old: torch.Tensor, parameter: torch.Tensor) -> int:
 
     A hook of the step, or a closure, may have cleared the gradient that the step used.
     """
-    changed = old is not parameter and not torch.equal(old, parameter)
-    return _agreement.USED if changed or parameter.grad is not None else 0
+    used = parameter.grad is not None or not torch.equal(old, parameter)
+    return _agreement.USED if used else 0
 
 
 class PendingChange:
@@ -165,28 +165,25 @@ class DistributedAdasum(Wrapped):
             self._check_parameters()
             return self._original_step(closure, *args, **kwargs)
         own = partial(self._original_step, closure, *args, **kwargs)
-        loss = self._run("step", partial(self._step, own, closure is not None))
+        loss = self._run("step", partial(self._step, own))
         _world.note_step()
         return loss
 
-    def _step(self, own: Callable[[], Any], computes: bool) -> Waits[Any]:
-        """Makes a step; ``own`` is this rank's, and may compute gradients if ``computes``."""
+    def _step(self, own: Callable[[], Any]) -> Waits[Any]:
+        """Makes a step; ``own`` is this rank's."""
         yield from self._identity.introduce()
         parameters = [parameter for _, parameter in self._names]
-        computes = computes or bool(self._optimizer_step_pre_hooks)
+        # Hooks and closures compute gradients, and a step may also change parameters without one.
         with torch.no_grad():
-            # Without a gradient, a parameter does not change. For the others, a copy.
-            before = [
-                p.detach().clone() if computes or p.grad is not None else p for p in parameters
-            ]
-        problem: Exception | None = None
+            before = [parameter.detach().clone() for parameter in parameters]
+        problem: BaseException | None = None
         loss, words = None, [0 for _ in parameters]
         try:
             self._check_parameters()
             loss = own()
             words = [_word(*pair) for pair in zip(before, parameters)]
-        except Exception as error:
-            # TELL: the other ranks would wait for this one.
+        except BaseException as error:
+            # TELL: the other ranks would wait for this one, which may also go on after Ctrl-C.
             problem = error
         about, *used = yield from self._agreement.exchange(
             self._identity.agreement, [_agreement.FAILED if problem else 0, *words]
@@ -194,8 +191,7 @@ class DistributedAdasum(Wrapped):
         if about & _agreement.FAILED:
             with torch.no_grad():
                 for old, parameter in zip(before, parameters):
-                    if old is not parameter:
-                        parameter.copy_(old)
+                    parameter.copy_(old)
             raise problem or _agreement.disagree(
                 "another rank can't take part in the step: see its error"
             )
@@ -216,14 +212,13 @@ class DistributedAdasum(Wrapped):
                 [buffer], called, Adasum, 1.0, 1.0, self.process_set, priority=priority
             )
             pending.append(PendingChange(handle, buffer, small, ctx))
-        # Old and new are the same tensor if the parameter did not change here.
         for change, (old, _, parameter) in zip(pending, changes):
             yield change.handle.wait
             with torch.no_grad():
                 parameter.copy_(old + change.result(self._compression))
 
     def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
-        named = [(name, twins[parameter]) for name, parameter in self._names]
+        named = [(name, twins[p]) for name, p in self._names if p in twins]
         made._begin(named, self._compression, self.backward_passes_per_step, self.process_set)
 
     # Attributes of Horovod's optimizer that scripts read

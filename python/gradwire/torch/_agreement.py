@@ -36,6 +36,7 @@ ALWAYS_SPARSE = 1 << 5  # its gradients are exchanged as sparse ones
 WRITTEN = 1 << 6  # the program has written to the result of the last exchange
 _SPARSE_DIM = 8  # the first of eight bits, one of which is the number of sparse dimensions
 _MARK = 16  # sixteen bits of the layout, and sixteen of its complement
+_MARK_BITS = 16
 PRESENT = 1 << 48  # a step would see a gradient here, possibly of zeros
 LACKS = 1 << 49  # a step would see none
 CHANGED = 1 << 50  # in flight, but the program has written to it or replaced it
@@ -57,6 +58,10 @@ _CALL = 2  # the first of three bits, one of which is the call that needs the gr
 FIRST = 1 << 5  # it exchanges new gradients
 AGAIN = 1 << 6  # it meets ranks again whose calls differed from its own
 LEAVES = 1 << 7  # the launcher has told this rank that the ranks will change
+_STEPS = 48  # four bits of the number of steps since the last agreement, and of its complement
+_STEPS_BITS = 4
+LOSS = 1 << 56  # its closure has returned a loss
+NO_LOSS = 1 << 57  # its closure has returned none
 
 
 class Call(IntEnum):
@@ -84,6 +89,27 @@ def first_call(word: int) -> Call:
     return Call((calls & -calls).bit_length())
 
 
+def steps_bits(steps: int | None) -> int:
+    """Returns the bits for a number of steps; none if it is unknown."""
+    return 0 if steps is None else _with_complement(steps, _STEPS_BITS) << _STEPS
+
+
+def steps_differ(word: int) -> bool:
+    """Returns whether a union contains different numbers of steps."""
+    return _differ(word >> _STEPS, _STEPS_BITS)
+
+
+def _with_complement(value: int, bits: int) -> int:
+    """Returns the low bits of a value and their complement: a union shows whether values differ."""
+    low = (1 << bits) - 1
+    return value & low | (~value & low) << bits
+
+
+def _differ(word: int, bits: int) -> bool:
+    """Returns whether a union contains the bits of different values."""
+    return word & word >> bits & (1 << bits) - 1 != 0
+
+
 def sparse_dim_bits(sparse_dim: int) -> int:
     """Returns the bit for this number of sparse dimensions."""
     return 1 << (_SPARSE_DIM + min(sparse_dim, 8) - 1)
@@ -96,12 +122,12 @@ def sparse_dim_of(word: int) -> int:
 
 def mark_bits(mark: int) -> int:
     """Returns the bits for a mark of 16 bits. A union shows whether marks differ."""
-    return (mark << _MARK) | ((mark ^ 0xFFFF) << (_MARK + 16))
+    return _with_complement(mark, _MARK_BITS) << _MARK
 
 
 def marks_differ(word: int) -> bool:
     """Returns whether a union contains different marks."""
-    return (word >> _MARK) & (word >> (_MARK + 16)) & 0xFFFF != 0
+    return _differ(word >> _MARK, _MARK_BITS)
 
 
 def settled(word: int) -> int:

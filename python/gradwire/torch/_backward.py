@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
+from torch.autograd import Variable
 
 from gradwire import _epochs, _native, _world
 from gradwire._ops import Average, ReduceOp, Sum
@@ -32,6 +34,15 @@ MORE_PASSES = (
     "step(): to accumulate gradients, raise backward_passes_per_step; otherwise call step() or "
     "synchronize() in between"
 )
+
+
+def _put_back(slot: Slot) -> None:
+    """Puts back what was set aside, at the end of a backward pass that has not added to it."""
+    base, added = slot.base, slot.fired or slot.in_flight
+    if base is not None and base.layout != torch.strided and slot.seen is None and not added:
+        slot.put_back()
+    else:
+        slot.check_base()
 
 
 class Submissions:
@@ -149,11 +160,14 @@ class Submissions:
 
     def before(self, slot: Slot) -> None:
         """Called before a backward pass accumulates a gradient: a sum must not be summed again."""
+        slot.check_base()
         if slot.content is not Content.COMMON or slot.fired or not self.takes_part():
             return
         content = slot.current_content()
         if content is Content.COMMON:
             slot.set_aside()
+            # ``torch.autograd.grad`` calls this as well, but does not change the gradient.
+            Variable._execution_engine.queue_callback(partial(_put_back, slot))
         # The ranks could tell by value, but only before this backward pass.
         slot.is_mixed = content is Content.OWN and slot.exchanged
 
@@ -174,6 +188,8 @@ class Submissions:
                 f"the gradient of {slot.name} has its own graph (backward(create_graph=True)), "
                 "which the exchange between ranks would cut off"
             )
+        if slot.base is not None:
+            slot.note_content(Content.OWN)  # for ``check_base``
         if not slot.in_place(gradient):
             _parts.accumulated(gradient, in_flight=bool(self.submitted))
         group = slot.group

@@ -23,7 +23,8 @@ A ``Slot`` of ``_slots`` describes one gradient: its memory, content and passes.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,15 @@ from gradwire.torch._words import was_changed, word_in_flight, word_of
 _exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 
+def _number(loss: Any) -> torch.Tensor | None:
+    """Returns a closure's loss as a tensor; None if it is not a number."""
+    if isinstance(loss, float):
+        return torch.tensor(loss, dtype=torch.float64, device="cpu")
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
+        return loss
+    return None
+
+
 class Exchange(Submissions):
     """The exchange of one optimizer's gradients."""
 
@@ -61,6 +71,12 @@ class Exchange(Submissions):
         self._ahead = Call.NONE
         # Whether other ranks wait in a later call than the one in which they met this rank.
         self._awaited = False
+        # The steps made since the last agreement, which are the same on all ranks, and the number
+        # of joins at that time; None if the number is unknown.
+        self._steps: int | None = None
+        self._joins = 0
+        # What this rank reports about the loss of its closure.
+        self._loss = 0
         # The number of ranks in the last exchange.
         self.contributors = 0
         super().__init__(*args, **kwargs)
@@ -99,7 +115,9 @@ class Exchange(Submissions):
         """
         yield from self.identity.introduce()
         turn = _agreement.AGAIN if again else _agreement.FIRST
-        about = self.identity.mark | call.bits | turn | self._remark()
+        steps = self._steps_since(_world.joins[tuple(self.process_set.ranks)])
+        about = self.identity.mark | call.bits | turn | _agreement.steps_bits(steps)
+        about |= self._remark() | self._loss
         problem: Exception | None = None
         try:
             check()
@@ -109,29 +127,96 @@ class Exchange(Submissions):
                     "gradients were computed after this rank had exchanged those of a step that "
                     "other ranks make: call synchronize() on all ranks or on none"
                 )
+            self._separate()
             own = [about, *(word_of(slot, self.op, again) for slot in self._by_name)]
         except Exception as error:
             # TELL: the other ranks would wait for this one.
             problem, about = error, about | _agreement.FAILED
             own = [about, *(word_in_flight(slot) for slot in self._by_name)]
+        self._steps = None  # if it fails
         about, *unions = yield from self._agreement.exchange(self.identity.agreement, own)
+        self._steps = 0
         if _agreement.marks_differ(about):
             raise problem or _agreement.disagree(self.identity.several())
         self._learn(about)
         if about & _agreement.NEW:
             yield from self.identity.agree_on_number()
         turns = about & (_agreement.FIRST | _agreement.AGAIN)
-        if about & _agreement.FAILED or turns != turn:
+        closures = about & (_agreement.LOSS | _agreement.NO_LOSS)
+        alone = closures and _agreement.last_call(about) is Call.STEP
+        differ = closures == _agreement.LOSS | _agreement.NO_LOSS
+        apart = _agreement.steps_differ(about)
+        if about & _agreement.FAILED or turns != turn or alone or differ or apart:
             yield from self._end_flights(dict(zip(self._by_name, unions)))
-            raise problem or _agreement.disagree(
-                "another rank can't take part in the step: see its error"
-                if about & _agreement.FAILED
-                else "the ranks make different calls of the optimizer: call synchronize(), step() "
-                "and skip_synchronize() on all ranks"
-            )
+            if problem is not None:
+                raise problem
+            if about & _agreement.FAILED or turns != turn:
+                raise _agreement.disagree(
+                    "another rank can't take part in the step: see its error"
+                    if about & _agreement.FAILED
+                    else "the ranks make different calls of the optimizer: call synchronize(), "
+                    "step() and skip_synchronize() on all ranks"
+                )
+            if alone or differ:
+                raise _agreement.disagree(
+                    "only some ranks call step() with a closure: do it on all ranks"
+                    if alone
+                    else "the closure has returned a loss only on some ranks: return a number on "
+                    "all ranks, for example a zero for an empty batch"
+                )
+            raise AssertionError((yield from self._difference_in_steps(steps)))
         words = dict(zip(self._by_name, map(_agreement.settled, unions)))
         yield from self._compare_replaced(words)
         return about, words
+
+    def _separate(self) -> None:
+        """Copies gradients that lie in the memory of another one, as after ``b.grad = a.grad``.
+
+        A place has one result, and other ranks may have two gradients.
+
+        Raises:
+            AssertionError: The other one is being exchanged there already.
+        """
+        rest = [slot for slot in self._by_name if not slot.in_flight and slot.seen is not None]
+        if not rest:
+            return
+        flying = [slot for slot in self.submitted if slot.seen is not None]
+        found: dict[int, Slot] = {}
+        for slot in (*flying, *rest):
+            gradient = slot.parameter.grad
+            if gradient is None or gradient.layout != torch.strided or gradient.numel() == 0:
+                continue
+            other = found.setdefault(gradient.data_ptr(), slot)
+            if other is slot or slot.in_flight:
+                continue
+            if other.in_flight and other.in_place(other.parameter.grad):
+                raise AssertionError(
+                    f"the gradient of {slot.name} was set to that of {other.name}, which is being "
+                    "exchanged: set it to a copy, or before the backward pass"
+                )
+            slot.parameter.grad = gradient.clone()
+
+    def _steps_since(self, joins: int) -> int | None:
+        """Returns the number of steps since the last agreement, if all ranks took part in it.
+
+        ``joins``: the number of joins, so that ranks that had joined need not have made the steps.
+        """
+        if joins != self._joins:
+            self._joins, self._steps = joins, None
+        return self._steps
+
+    def _difference_in_steps(self, steps: int | None) -> Waits[str]:
+        """Returns the text of the error that ranks have made different numbers of steps."""
+        own = _world.rank(), steps
+        told = yield start_allgather(own, f"{self.identity.prefix}steps", self.process_set)
+        most = max(count for _, count in told if count is not None)
+        behind = ", ".join(str(rank) for rank, count in told if count not in (most, None))
+        return (
+            f"rank {behind} has not made the last step that other ranks have made, perhaps because "
+            "of an exception, so the parameters may differ: copy parameters and optimizer to all "
+            "ranks (broadcast_parameters and broadcast_optimizer_state), or start again from a "
+            "checkpoint"
+        )
 
     def _remark(self) -> int:
         """Returns further bits for the word about the optimizer."""
@@ -369,19 +454,28 @@ class Exchange(Submissions):
                     "synchronize(), change gradients in the same way on all ranks"
                 )
 
+    def _begin(self, *args: Any) -> None:
+        self._steps = None
+        super()._begin(*args)
+
     def _reset(self) -> None:
         self._finishing, self._ahead, self._awaited = None, Call.NONE, False
         self._changed.clear()
         super()._reset()
 
+    @contextmanager
+    def closure(self, loss: Any) -> Iterator[None]:
+        """Returns a context in which the ranks agree on whether their closures return a loss."""
+        self._loss = _agreement.NO_LOSS if _number(loss) is None else _agreement.LOSS
+        try:
+            yield
+        finally:
+            self._loss = 0
+
     def loss(self, loss: Any) -> Any:
         """Returns a closure's loss; if it is a number, reduced like the gradients."""
-        own = loss
-        if isinstance(loss, float):
-            own = torch.tensor(loss, dtype=torch.float64, device="cpu")
-        if not isinstance(own, torch.Tensor) or own.numel() != 1 or not own.is_floating_point():
-            return loss
-        if not self.takes_part():
+        own = _number(loss)
+        if own is None or not self.takes_part():
             return loss
         name = f"{self.identity.prefix}loss"
         reduced = collectives.allreduce(
@@ -390,10 +484,10 @@ class Exchange(Submissions):
         return reduced.item() if isinstance(loss, float) else reduced
 
     def copy(self, twins: Mapping[torch.Tensor, torch.Tensor]) -> Exchange:
-        """Returns an exchange for copies of the parameters."""
+        """Returns an exchange for copies of the parameters, which lack those removed meanwhile."""
         return type(self)(
-            [(slot.name, twins[parameter]) for parameter, slot in self.slots.items()],
-            [[twins[slot.parameter] for slot in group] for group in self.groups],
+            [(slot.name, twins[p]) for p, slot in self.slots.items() if p in twins],
+            [[twins[s.parameter] for s in group if s.parameter in twins] for group in self.groups],
             compression=self.compression,
             passes=self.passes,
             op=self.op,
@@ -416,8 +510,14 @@ class Exchange(Submissions):
         """Removes zeros that represent no gradient, before a step."""
         _absent.hide(self.slots.values())
 
-    def stepped(self) -> None:
-        """Records after a step that the gradients are the exchanged ones."""
+    def stepped(self, complete: bool) -> None:
+        """Records after a step that the gradients are the exchanged ones.
+
+        Args:
+            complete: Whether the optimizer has made the step, without an exception.
+        """
+        if complete and self._steps is not None:
+            self._steps += 1
         self._ahead, self._awaited = Call.NONE, False
         for slot in self.slots.values():
             slot.exchanged = False

@@ -29,6 +29,10 @@ class Parameters(list[Any]):
         super().__init__(without_waiting(parameters))
         self._optimizer = weakref.ref(optimizer)
 
+    def waits_for(self, optimizer: Any) -> bool:
+        """Returns whether it waits for this optimizer; a shallow copy of one shares its list."""
+        return self._optimizer() is optimizer
+
     def _wait(self) -> None:
         optimizer = self._optimizer()
         if optimizer is not None:

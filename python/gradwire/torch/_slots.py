@@ -243,6 +243,7 @@ class Slot:
         ``look``: also compare the values of a gradient with an unchanged stamp, because writes
         through ``data``, NumPy or DLPack don't change its version.
         """
+        self.check_base()
         gradient = self.parameter.grad
         if gradient is None:
             return Content.NOTHING
@@ -294,7 +295,8 @@ class Slot:
     def set_aside(self) -> None:
         """Sets aside the result of an exchange, so that it is not summed again.
 
-        Zeros stay: the program may have cleared the result through ``.data``.
+        Zeros stay: the program may have cleared the result through ``.data``. What follows it is
+        ``put_back``, or a backward pass or a submission, which add to the zeros here.
         """
         gradient = self.parameter.grad
         assert gradient is not None
@@ -306,6 +308,42 @@ class Slot:
                 gradient.zero_()
             else:
                 self.base, self.parameter.grad = gradient, None
+        # Not ``note_content``: it is still the result.
+        if self.seen is not None:
+            self.stamp = self.seen
+
+    def put_back(self) -> None:
+        """Puts back what was set aside for a backward pass that has not added to the gradient."""
+        gradient, base, self.base = self.parameter.grad, self.base, None
+        assert base is not None
+        kept = self.kept
+        with torch.no_grad():
+            if gradient is None:
+                self.parameter.grad = base
+            else:
+                gradient.copy_(base)
+        self.note_content(Content.COMMON)
+        self.kept = kept
+
+    def check_base(self) -> None:
+        """Drops what was set aside if the program has cleared or replaced the gradient since.
+
+        Puts it back after a backward pass that has failed.
+        """
+        if self.base is None or self.in_flight:
+            return
+        seen, gradient = self.seen, self.parameter.grad
+        if seen == self.stamp:
+            if not self.fired:
+                self.put_back()
+        elif (
+            not self.fired
+            or gradient is None
+            or seen is None
+            or seen[0] != self.stamp[0]
+            or not bool(_values(gradient).any())
+        ):
+            self.base = None
 
     # The data to send
 

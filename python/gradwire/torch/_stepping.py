@@ -51,15 +51,15 @@ class Distributed(Wrapped):
 
     _exchange: Exchange
     _should_synchronize: bool
-    # The number of parameters in the groups.
-    _listed: int
+    # The ids of the parameters in the groups.
+    _listed: list[int]
     # Whether access to a group's parameters waits for their gradients; see ``Parameters``.
     _parameters_wait: bool
 
     def _begin(self, exchange: Exchange) -> None:
         self._exchange, self._should_synchronize = exchange, True
         self._parameters_wait = True
-        self._known, self._listed = exchange.slots, len(exchange.slots)
+        self._known, self._listed = exchange.slots, []
         self._check_parameters()
         exchange.takes_part()
 
@@ -183,7 +183,8 @@ class Distributed(Wrapped):
 
             def closure() -> Any:
                 loss = inner()
-                self.synchronize()
+                with exchange.closure(loss):
+                    self.synchronize()
                 exchange.compare()
                 exchange.hide()
                 return exchange.loss(loss)
@@ -196,10 +197,12 @@ class Distributed(Wrapped):
     def _step_with_results(self, *args: Any, **kwargs: Any) -> Any:
         """Makes the original step with exchanged gradients."""
         self._exchange.hide()
+        complete = False
         try:
             result = self._original_step(*args, **kwargs)
+            complete = True
         finally:
-            self._exchange.stepped()
+            self._exchange.stepped(complete)
         note_contributors(self._exchange.contributors)
         note_step()
         return result
@@ -228,14 +231,15 @@ class Distributed(Wrapped):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         for group in self.param_groups:
-            if not isinstance(group["params"], Parameters):
-                group["params"] = Parameters(group["params"], self)
-        if sum(len(group["params"]) for group in self.param_groups) != self._listed:
-            groups = [without_waiting(group["params"]) for group in self.param_groups]
-            listed = {parameter for group in groups for parameter in group}
-            self._listed = len(listed)
+            given = group["params"]
+            if not isinstance(given, Parameters) or not given.waits_for(self):
+                group["params"] = Parameters(given, self)
+        groups = [without_waiting(group["params"]) for group in self.param_groups]
+        listed = [id(parameter) for group in groups for parameter in group]
+        if listed != self._listed:
+            self._listed, ids = listed, {*listed}
             for parameter, slot in self._exchange.slots.items():
-                slot.is_listed = parameter in listed
+                slot.is_listed = id(parameter) in ids
 
     def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
         made._begin(self._exchange.copy(twins))

@@ -52,7 +52,7 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
                     f"the parameter {slot.name} was swapped with another one, and its gradient may "
                     "contain the last sum: call zero_grad() after the model is converted"
                 )
-    if slot.is_mixed:
+    if slot.is_mixed and slot.fired:
         word |= _agreement.MIXED
     word |= _agreement.PRESENT if present else _agreement.LACKS
     if used:

@@ -167,7 +167,8 @@ def test_adasum_clears_gradients_in_its_step(how: str) -> None:
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_adasum_with_an_error_of_one_rank() -> None:
+@pytest.mark.parametrize("raised", [ZeroDivisionError, KeyboardInterrupt])
+def test_adasum_with_an_error_of_one_rank(raised: type[BaseException]) -> None:
     parameter = zeros()
     optimizer = wrapped(parameter, op=hvd.Adasum)
 
@@ -175,18 +176,39 @@ def test_adasum_with_an_error_of_one_rank() -> None:
         optimizer.zero_grad()
         backward(parameter)
         if step == 1 and hvd.rank() == 0:
-            raise ZeroDivisionError
+            raise raised
 
     for step in range(3):
         before = parameter.detach().clone()
         if step == 1:
-            error = ZeroDivisionError if hvd.rank() == 0 else hvd.InvalidRequest
+            error = raised if hvd.rank() == 0 else hvd.InvalidRequest
             with pytest.raises(error):
                 optimizer.step(closure)
             assert torch.equal(parameter, before)
         else:
             optimizer.step(closure)
             assert not torch.equal(parameter, before)
+        equal_everywhere(parameter)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_adasum_of_changes_without_a_gradient() -> None:
+    class Decaying(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            super().step()
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.mul_(0.5)
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    base = Decaying([parameter], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(base, [("a", parameter)], op=hvd.Adasum)
+    for _ in range(2):
+        optimizer.zero_grad()
+        if hvd.rank() > 0:
+            backward(parameter)
+        optimizer.step()
         equal_everywhere(parameter)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -239,6 +240,71 @@ def test_one_rank_alone_skips_the_agreement(op: Any, sent: str) -> None:
         optimizer.step()
 
 
+class Failing:
+    """A hook of steps that raises on some ranks."""
+
+    ranks: tuple[int, ...] = ()
+
+    def __call__(self, *_: Any) -> None:
+        if hvd.rank() in self.ranks:
+            raise ArithmeticError
+
+
+@needs_two
+@pytest.mark.parametrize("again", [False, True])
+def test_one_rank_does_not_make_a_step(again: bool, sent: str) -> None:
+    parameter, hook = zeros(), Failing()
+    optimizer = wrapped(parameter)
+    optimizer.register_step_pre_hook(hook)
+    backward(parameter)
+    optimizer.step()
+    hook.ranks = (0,)
+    optimizer.zero_grad()
+    backward(parameter)
+    if hvd.rank() == 0:
+        with pytest.raises(ArithmeticError):
+            optimizer.step()
+    else:
+        optimizer.step()
+    hook.ranks = ()
+    if hvd.rank() > 0 or not again:
+        optimizer.zero_grad()
+        backward(parameter)
+    with pytest.raises(AssertionError, match="rank 0 has not made the last step"):
+        optimizer.step()
+    hvd.broadcast_parameters([parameter], hvd.size() - 1)
+    optimizer.zero_grad()
+    backward(parameter)
+    optimizer.step()
+    assert parameter.tolist() == [-3 * mean()] * 3
+
+
+@needs_two
+def test_steps_that_ranks_need_not_make(sent: str) -> None:
+    """All ranks fail or skip it, or one has joined, or has made its optimizer again."""
+    parameter, hook = zeros(), Failing()
+    optimizer = wrapped(parameter)
+    optimizer.register_step_pre_hook(hook)
+    for step in range(10):
+        hook.ranks = tuple(range(hvd.size())) if step == 2 else ()
+        if step == 7 and hvd.rank() == 0:
+            optimizer = wrapped(parameter)
+        if step != 5 or hvd.rank() > 0:
+            optimizer.zero_grad()
+            backward(parameter)
+            if step == 2:
+                with pytest.raises(ArithmeticError):
+                    optimizer.step()
+            elif step == 4:
+                optimizer.synchronize()
+            else:
+                optimizer.step()
+        if step == 5:
+            hvd.join()
+            hvd.broadcast_parameters([parameter], hvd.size() - 1)
+    equal_everywhere(parameter)
+
+
 @needs_two
 @pytest.mark.parametrize("clear_with", ["optimizer", "none"])
 def test_a_scaler_skips_a_step(clear_with: str, sent: str) -> None:
@@ -303,6 +369,80 @@ def test_a_parameter_that_one_rank_removes(groups: int | None, sent: str) -> Non
         equal_everywhere(parameter, removed)
     assert parameter.tolist() == [-3 * mean()] * 3
     assert removed.tolist() == [-mean()] * 3
+
+
+@needs_two
+@pytest.mark.parametrize("alone", ["its loss", "its closure"])
+def test_only_one_rank_has(alone: str, sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        if hvd.rank() == 0 or alone == "its loss":
+            backward(parameter)
+        return parameter.sum() if hvd.rank() == 0 or not differ else None
+
+    for step in range(3):
+        differ = step == 1
+        if differ:
+            optimizer.zero_grad()
+            backward(parameter)
+            optimizer.synchronize()
+            given = closure if hvd.rank() == 0 or alone == "its loss" else None
+            with pytest.raises(hvd.InvalidRequest, match="some ranks"):
+                optimizer.step(given)
+        else:
+            optimizer.step(closure)
+        equal_everywhere(parameter)
+
+
+@needs_two
+def test_one_rank_removes_another_parameter(sent: str) -> None:
+    parameters = one, other = zeros(), zeros()
+    optimizer = wrapped(*parameters)
+    listed = optimizer.param_groups[0]["params"]
+    for step in range(2):
+        listed[:] = [other if step == 1 and hvd.rank() == 0 else one]
+        for parameter in parameters:
+            parameter.grad = None
+        backward(*parameters)
+        if step == 1:
+            with pytest.raises(hvd.InvalidRequest, match="requires a gradient only"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    assert one.tolist() == [-mean()] * 3 and other.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_a_copy_after_a_parameter_was_removed(op: Any) -> None:
+    parameter, removed = zeros(), zeros()
+    optimizer = wrapped(parameter, removed, op=op)
+    assert optimizer.param_groups[0]["params"].pop() is removed
+    copied = copy.deepcopy(optimizer)
+    [twin] = copied.param_groups[0]["params"]
+    for _ in range(2):
+        copied.zero_grad()
+        backward(twin)
+        copied.step()
+        equal_everywhere(twin)
+    assert parameter.tolist() == [0.0] * 3 and twin.tolist() != [0.0] * 3
+
+
+@needs_two
+def test_lists_of_a_shallow_copy_wait(sent: str) -> None:
+    parameter = zeros()
+    first = wrapped(parameter)
+    second = hvd.DistributedOptimizer(copy.copy(first), [("a", parameter)])
+    del first
+    for _ in range(3):
+        second.zero_grad()
+        backward(parameter)
+        for found in second.param_groups[0]["params"]:
+            assert found.grad.tolist() == [mean()] * 3
+        second.step()
+    assert parameter.tolist() == [-3 * mean()] * 3
 
 
 @needs_two

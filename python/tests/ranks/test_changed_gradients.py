@@ -238,3 +238,49 @@ def test_another_call_after_an_interruption(calls: str, sent: str) -> None:
         optimizer.step()
         equal_everywhere(parameter)
     assert parameter.tolist() == [-3 * mean()] * 3
+
+
+@needs_two
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_one_gradient_of_several_parameters(everywhere: bool, op: Any, sent: str) -> None:
+    parameters = zeros(), zeros(), zeros()
+    optimizer = wrapped(*parameters, op=op)
+    for step in range(4):
+        gradient = torch.full((3,), hvd.rank() + 1.0)
+        for at, parameter in enumerate(parameters):
+            shared = everywhere or hvd.rank() == 0
+            if step < 2:
+                parameter.grad = gradient if shared else gradient * (at + 1.0)
+            elif shared:
+                parameters[0].grad.copy_(gradient)  # it may be in shared memory
+                parameter.grad = parameters[0].grad
+            else:
+                parameter.grad.copy_(gradient * (at + 1.0))
+        optimizer.step()
+        equal_everywhere(*parameters)
+    parts = hvd.size() if op == hvd.Sum else 1
+    for at, parameter in enumerate(parameters):
+        others = mean() * (1 if everywhere else at + 1) - (0 if everywhere else at / hvd.size())
+        torch.testing.assert_close(parameter.detach(), torch.full((3,), -4 * others * parts))
+
+
+@needs_two
+def test_a_gradient_in_flight_of_two_parameters(sent: str) -> None:
+    first, second = zeros(), zeros()
+    optimizer = wrapped(first, second)
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(first)
+        if step == 2 and hvd.rank() == 0:
+            second.grad = first.grad
+            with pytest.raises(AssertionError, match="b was set to that of a"):
+                optimizer.step()
+            second.grad = None
+        elif step == 2:
+            with pytest.raises(hvd.InvalidRequest, match="another rank can't take part"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        equal_everywhere(first, second)
+    assert first.tolist() == [-3 * mean()] * 3 and second.tolist() == [0.0] * 3
