@@ -129,12 +129,25 @@ def in_a_graph(gradient: torch.Tensor) -> Callable[[], list[float]]:
     return read
 
 
+def in_a_storage(gradient: torch.Tensor) -> Callable[[], list[float]]:
+    storage, at = gradient.untyped_storage(), gradient.storage_offset()
+
+    def read() -> list[float]:
+        view: Any = torch.empty(0)
+        values: list[float] = view.set_(storage, at, (2,), (1,)).tolist()
+        return values
+
+    return read
+
+
 KEPT: dict[str, Callable[[Any], Callable[[], list[float]]]] = {
     "itself": lambda gradient: gradient.tolist,
     "view": lambda gradient: gradient[:].tolist,
     "detached": lambda gradient: gradient.detach().tolist,
     "array": lambda gradient: gradient.numpy().tolist,
     "graph": in_a_graph,
+    "storage": in_a_storage,
+    "dlpack": lambda gradient: from_dlpack(to_dlpack(gradient)).tolist,
 }
 
 
@@ -164,6 +177,18 @@ def test_gradients_that_the_program_keeps(how: str, clear: str) -> None:
     assert last.tolist() == pytest.approx([9.0 * used] * 2)
     for read, weight in zip(kept, (1.0, 5.0, 7.0)):
         assert read() == pytest.approx([weight * used] * 2)
+
+
+@pytest.mark.parametrize("how", ["storage", "dlpack"])
+def test_what_uses_a_gradients_memory_keeps_it(how: str) -> None:
+    """Also if it does not count as a tensor on the storage."""
+    parameter, optimizer = trained(count=2)
+    for step in range(3):
+        parameter.grad = torch.zeros(2)
+        read = KEPT[how](parameter.grad)
+        (parameter.sum() * (step + 1.0)).backward()
+        optimizer.step()
+        assert read() == parameter.grad.tolist() == [step + 1.0] * 2
 
 
 def test_kept_gradients_without_user_counts(
