@@ -25,6 +25,17 @@ _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", No
 _uses: Callable[[Any], int] | None = getattr(torch.Tensor, "_use_count", None)
 
 
+# Where a tensor's elements are, and in which order.
+Where = tuple[Any, ...]
+
+
+def where_is(tensor: torch.Tensor) -> Where:
+    """Returns where a tensor's elements are; it changes with ``t()`` and ``conj()`` as well."""
+    if tensor.layout != torch.strided:
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
+
+
 class Layout(NamedTuple):
     """The memory layout of a gradient."""
 
@@ -69,7 +80,7 @@ class Place:
         element, _ = describe(torch.empty(0, dtype=layout.dtype, device="cpu"))
         self.buffer = session().buffer(element, list(layout.shape))
         self.memory = self._another()
-        self.address = self.memory.data_ptr()
+        self.where = where_is(self.memory)
         # The tensor that the parameter's gradients are views of, and its storage's number of users
         # without those views. Programs may move this storage, but not that of ``memory``.
         self._lent: torch.Tensor | None = None
@@ -92,14 +103,7 @@ class Place:
 
     def holds(self, gradient: torch.Tensor) -> bool:
         """Returns whether a tensor is this memory, with this layout."""
-        dtype, _, strides = self.layout
-        return (
-            gradient.layout == torch.strided
-            and gradient.data_ptr() == self.address
-            and gradient.dtype == dtype
-            and gradient.stride() == strides
-            and not _is_lazy(gradient)
-        )
+        return where_is(gradient) == self.where and gradient.dtype == self.layout.dtype
 
     def view_for_parameter(self) -> torch.Tensor:
         """Returns an exclusive view for the parameter; see ``is_free``."""
@@ -142,8 +146,3 @@ def _users_of(tensor: torch.Tensor) -> int:
     """Returns how many tensors and Python objects use a tensor's storage, as far as known."""
     storage = tensor.untyped_storage()
     return (0 if _users is None else _users(storage._cdata)) + sys.getrefcount(storage)
-
-
-def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Returns whether the elements in memory are the conjugates or negatives of the tensor's."""
-    return tensor.is_conj() or tensor.is_neg()

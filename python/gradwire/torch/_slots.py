@@ -26,7 +26,7 @@ from gradwire.torch._adapter import OVERLAPS, as_tensor, collectives, describe
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._parts import is_a_part
-from gradwire.torch._places import Place, is_alone, layout_of
+from gradwire.torch._places import Place, Where, is_alone, layout_of, where_is
 from gradwire.torch._sparse import SparseHandle, entries
 
 _copied_bytes = 0
@@ -103,10 +103,13 @@ def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
         into.detach().copy_(source)
 
 
-def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
-    """Returns numbers that change when the gradient is replaced or written."""
-    where = gradient.data_ptr() if gradient.layout == torch.strided else id(gradient)
-    return where, 0 if gradient.is_inference() else gradient._version
+# Changes when a gradient is replaced or written.
+_Stamp = tuple[Where, int]
+_NO_STAMP: _Stamp = ((), 0)
+
+
+def _stamp(gradient: torch.Tensor) -> _Stamp:
+    return where_is(gradient), 0 if gradient.is_inference() else gradient._version
 
 
 class Slot:
@@ -125,7 +128,7 @@ class Slot:
         self.kind: Kind | None = None
         self.sparse_dim = 0
         # The gradient's content and stamp at the last check.
-        self.content, self.stamp = Content.NOTHING, (0, 0)
+        self.content, self.stamp = Content.NOTHING, _NO_STAMP
         # The sparse gradient that ``stamp`` identifies; kept so that its id is not reused.
         self.stamped: torch.Tensor | None = None
         # Exchanged, without a step since: until then, programs may clip and scale the result.
@@ -212,7 +215,7 @@ class Slot:
         """Records the gradient's current content."""
         gradient = self.parameter.grad
         self.content = Content.NOTHING if gradient is None else content
-        self.stamp = (0, 0) if gradient is None else _stamp(gradient)
+        self.stamp = _NO_STAMP if gradient is None else _stamp(gradient)
         is_sparse = gradient is not None and gradient.layout != torch.strided
         self.stamped = gradient if is_sparse else None
         self.kept = None
@@ -286,7 +289,7 @@ class Slot:
         return any(torch.allclose(there, one, rtol=0, atol=0, equal_nan=True) for one in rounded)
 
     @property
-    def seen(self) -> tuple[int, int] | None:
+    def seen(self) -> _Stamp | None:
         """The gradient's current stamp."""
         gradient = self.parameter.grad
         return None if gradient is None else _stamp(gradient)
@@ -411,7 +414,7 @@ class Slot:
     @property
     def must_store(self) -> bool:
         """Whether the result must still be copied, decompressed or added to the gradient."""
-        at_home = self.place is not None and self.stamp[0] == self.place.address
+        at_home = self.place is not None and self.stamp[0] == self.place.where
         return not at_home or self.compressed is not None or self.base is not None
 
     def store(self, compression: type[Compressor], stores: Stores) -> None:
