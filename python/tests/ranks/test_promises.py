@@ -344,6 +344,27 @@ def test_a_new_layout_unused_on_one_rank(change: str, clear: str | None, sent: s
         torch.testing.assert_close(two, torch.full_like(two, expected))
 
 
+@needs_two
+@pytest.mark.parametrize("used", ["by all", "by one", "sparse on one"])
+def test_other_layouts_in_the_first_step(used: str, sent: str) -> None:
+    columns = torch.arange(6.0).reshape(3, 2)
+    parameter = torch.nn.Parameter(torch.zeros(3, 2) if hvd.rank() else torch.zeros(2, 3).t())
+    optimizer = wrapped(parameter)
+    for _ in range(2):
+        if used == "by all" or hvd.rank() == 1:
+            (parameter * columns).sum().backward()
+        elif used == "sparse on one":
+            parameter.grad = columns.to_sparse(1)
+        with pytest.raises(hvd.InvalidRequest, match="the same memory format on all"):
+            optimizer.step()
+        parameter.grad = None
+    with torch.no_grad():
+        parameter.set_(parameter.contiguous())
+    (parameter * columns).sum().backward()
+    optimizer.step()
+    assert torch.equal(parameter.detach(), -columns)
+
+
 # Groups
 
 

@@ -131,7 +131,13 @@ def in_a_graph(gradient: torch.Tensor) -> Callable[[], list[float]]:
 
 def in_a_storage(gradient: torch.Tensor) -> Callable[[], list[float]]:
     storage, at = gradient.untyped_storage(), gradient.storage_offset()
-    return lambda: torch.empty(0).set_(storage, at, (2,), (1,)).tolist()  # type: ignore[call-overload,no-any-return]
+
+    def read() -> list[float]:
+        view: Any = torch.empty(0)
+        values: list[float] = view.set_(storage, at, (2,), (1,)).tolist()
+        return values
+
+    return read
 
 
 KEPT: dict[str, Callable[[Any], Callable[[], list[float]]]] = {
