@@ -10,7 +10,7 @@ is called or whether it is sparse, and while changes are found by value (``_chec
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -32,6 +32,10 @@ MORE_PASSES = (
     "step(): to accumulate gradients, raise backward_passes_per_step; otherwise call step() or "
     "synchronize() in between"
 )
+
+# The number of the backward pass that runs in this thread.
+_backward_pass: Callable[[], int] = torch._C._current_graph_task_id
+_OUTSIDE = -1
 
 
 class Submissions:
@@ -88,6 +92,8 @@ class Submissions:
         self._comparison = Agreement(process_set, 0)
         # The requests that wait for ``finish``.
         self._delayed: list[list[Slot]] = []
+        # The backward pass in which a hook has ended the last exchange.
+        self._ended_in = _OUTSIDE
         # The number of completed exchanges in this session.
         self._exchanges = 0
         # The session, and the process set as it was registered there.
@@ -166,7 +172,9 @@ class Submissions:
         if slot.delay <= 0 or slot in self.submitted:
             raise AssertionError(MORE_PASSES.format(name=slot.name, passes=self.passes))
         gradient = slot.parameter.grad
-        if gradient is None or slot.seen == slot.stamp:
+        if gradient is None:
+            return
+        if slot.seen == slot.stamp and self._ended_in == _backward_pass() != _OUTSIDE:
             return  # a hook that ran before this one has made a step
         check_own_memory(gradient)
         if gradient.requires_grad:
@@ -281,6 +289,7 @@ class Submissions:
 
     def _reset(self) -> None:
         """Returns to the idle state."""
+        self._ended_in = _backward_pass()
         self._delayed.clear()
         self.handles.clear()
         self.submitted.clear()

@@ -216,6 +216,33 @@ def test_zeros_are_written_to_kept_gradients() -> None:
     assert parameter.grad is kept and kept.tolist() == [0.0] * 3
 
 
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_gradients_in_a_buffer_that_is_reused(op: Any, skips: bool, sent: str) -> None:
+    """As those of CUDA graphs: each has the address and the version of the last one."""
+    buffer = torch.zeros(3)
+
+    class InTheBuffer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, parameter: Any, weight: float) -> Any:
+            ctx.weight = weight
+            return parameter.sum()
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> Any:
+            WRITES["data"](buffer, ctx.weight)
+            return buffer.detach(), None
+
+    parameter, optimizer = trained(op)
+    for step in range(4):
+        parameter.grad = None
+        InTheBuffer.apply(parameter, hvd.rank() + 1.0).backward()
+        optimizer.synchronize()
+        if not skips or step == 3:
+            optimizer.step()
+    assert parameter.tolist() == [-(1 if skips else 4) * total(op)] * 3
+
+
 def replace(weight: Any) -> None:
     weight.grad = weight.grad * 0.5
 
