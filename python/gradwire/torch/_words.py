@@ -101,7 +101,10 @@ def was_changed(slot: Slot) -> bool:
     if seen[0] != slot.stamp[0]:
         return True
     if slot.digest is not None:
-        return slot.digest != _checks.digest(gradient)
+        if slot.digest != _checks.digest(gradient):
+            return True
+        _parts.was_unchanged(gradient, slot.stamp[1])
+        return False
     if seen == slot.stamp:
         return False
     return not _parts.is_a_part(gradient) or _parts.was_changed(gradient, slot.stamp[1])

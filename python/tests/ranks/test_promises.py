@@ -48,6 +48,33 @@ def test_a_list_of_gradients_stays_valid(sent: str, first: str) -> None:
         assert set(parameter.tolist()) == {-6 * mean()}
 
 
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("then", ["backward", "write"])
+def test_a_flat_buffer_with_a_foreign_part(then: str, first: int, sent: str) -> None:
+    """Other optimizers, or none, may use the other parts during the exchange."""
+    parameters = [zeros(), zeros(), zeros()]
+    flat = torch.zeros(9)
+    for parameter, part in zip(parameters, flat.split(3)):
+        parameter.grad = part
+    foreign = parameters.pop()
+    optimizer = wrapped(*parameters)
+    refused = 0
+    for step in range(5):
+        flat.zero_()
+        backward(*parameters)
+        if step >= first and then == "write":
+            flat[6:].add_(1.0)
+        elif step >= first:
+            backward(foreign)
+        try:
+            optimizer.step()
+        except AssertionError:  # the first time, a write to the others can't be excluded
+            refused += 1
+    assert refused <= (sent == "early" and first > 0)
+    for parameter in parameters:
+        assert parameter.tolist() == [-(5 - refused) * mean()] * 3
+
+
 def test_gradients_in_a_flat_buffer(sent: str) -> None:
     parameters = [zeros(3), zeros(2), zeros(4)]
     flat = torch.zeros(9)
