@@ -48,6 +48,21 @@ def test_a_list_of_gradients_stays_valid(sent: str, first: str) -> None:
         assert set(parameter.tolist()) == {-6 * mean()}
 
 
+@pytest.mark.parametrize("when", ["before", "after synchronize"])
+def test_zeros_that_the_program_sets(when: str, sent: str) -> None:
+    """They are a gradient, which weight decay sees."""
+    used, unused = zeros(), torch.nn.Parameter(torch.ones(3))
+    optimizer = wrapped(used, unused, weight_decay=0.5)
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(used)
+        if when == "after synchronize":
+            optimizer.synchronize()
+        unused.grad = torch.zeros(3)
+        optimizer.step()
+        assert unused.tolist() == [0.5 ** (step + 1)] * 3
+
+
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("then", ["backward", "write"])
 def test_a_flat_buffer_with_a_foreign_part(then: str, first: int, sent: str) -> None:
