@@ -72,8 +72,14 @@ def written(gradient: torch.Tensor) -> None:
 
 def are_by_value(gradient: torch.Tensor | None) -> bool:
     """Returns whether changes to a gradient in flight are compared by value."""
-    storage = None if gradient is None or not _storages else _storage_of(gradient)
-    return storage is not None and storage.by_value is not False
+    if gradient is None or not _storages:
+        return False
+    storage = _storage_of(gradient)
+    if storage is None:
+        return False
+    # Values on a GPU are not compared.
+    unknown = storage.by_value is None and gradient.device.type == "cpu"
+    return unknown or storage.by_value is True
 
 
 def was_unchanged(gradient: torch.Tensor, version: int) -> None:

@@ -271,7 +271,7 @@ class Slot:
         if self.content is Content.COMMON and self._was_moved(gradient):
             return Content.COMMON
         # Zeros that represent no gradient may have been moved, for example by ``module.double()``.
-        # Those in another tensor are the program's.
+        # The program has set zeros that are in another tensor.
         known = self.stamped
         is_new = self.stamp == _NO_STAMP or (known is not None and known is not gradient)
         nothing = self.absent and not is_new and not bool(_values(gradient).any())
