@@ -147,7 +147,7 @@ def error_of(name: str, word: int, layout: object) -> Exception | None:
         word: The union.
         layout: The layout of the parameter on this rank.
     """
-    if marks_differ(word):
+    if word & DENSE and marks_differ(word):
         return InvalidRequest(
             f"the gradient of {name} has a different dtype or different strides on some ranks "
             f"than on others (here {layout}): give the parameter the same memory format on all "

@@ -10,7 +10,7 @@ is called or whether it is sparse, and while changes are found by value (``_chec
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -34,6 +34,10 @@ MORE_PASSES = (
     "step(): to accumulate gradients, raise backward_passes_per_step; otherwise call step() or "
     "synchronize() in between"
 )
+
+# The number of the backward pass that runs in this thread.
+_backward_pass: Callable[[], int] = torch._C._current_graph_task_id
+_OUTSIDE = -1
 
 
 def _put_back(slot: Slot) -> None:
@@ -99,6 +103,8 @@ class Submissions:
         self._comparison = Agreement(process_set, 0)
         # The requests that wait for ``finish``.
         self._delayed: list[list[Slot]] = []
+        # The backward pass in which a hook has ended the last exchange.
+        self._ended_in = _OUTSIDE
         # The number of completed exchanges in this session.
         self._exchanges = 0
         # The session, and the process set as it was registered there.
@@ -180,7 +186,9 @@ class Submissions:
         if slot.delay <= 0 or slot in self.submitted:
             raise AssertionError(MORE_PASSES.format(name=slot.name, passes=self.passes))
         gradient = slot.parameter.grad
-        if gradient is None or slot.seen == slot.stamp:
+        if gradient is None:
+            return
+        if slot.seen == slot.stamp and self._ended_in == _backward_pass() != _OUTSIDE:
             return  # a hook that ran before this one has made a step
         check_own_memory(gradient)
         if gradient.requires_grad:
@@ -235,7 +243,7 @@ class Submissions:
         for slot in slots:
             slot.note_content(Content.OWN)
             slot.sent = slot.parameter.grad
-            if self._checks_values:
+            if self._checks_values or _parts.are_by_value(slot.sent):
                 slot.digest = _checks.digest(slot.parameter.grad)
             slot.in_flight = True
         self.submitted.update(slots)
@@ -297,6 +305,7 @@ class Submissions:
 
     def _reset(self) -> None:
         """Returns to the idle state."""
+        self._ended_in = _backward_pass()
         self._delayed.clear()
         self.handles.clear()
         self.submitted.clear()

@@ -3,8 +3,8 @@
 A write to one part changes the version of all, even of those in flight, and even after
 ``module.double()`` has moved each to memory of its own. Backward passes and results are recorded
 here, so any other change of the version is a write by the program. It may be to a part that is not
-in flight, as by a hook that scales each gradient. So once a program has written during a backward
-pass, parts are compared by value.
+in flight, as by a hook that scales each gradient, or to one of another optimizer. So parts are
+compared by value in the first exchange, and always once a program has written to others meanwhile.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class _Storage:
     def __init__(self) -> None:
         # The version after the last recorded write, and after the last other one.
         self.recorded = self.other = 0
-        # Whether the program writes during backward passes.
-        self.by_value = False
+        # Whether changes to parts in flight are seen only by value. None if that is not known yet.
+        self.by_value: bool | None = None
 
 
 # By address.
@@ -53,7 +53,8 @@ def accumulated(gradient: torch.Tensor, in_flight: bool) -> None:
     storage = _storage_of(gradient)
     if storage is not None and gradient._version > storage.recorded + 1:
         storage.other = gradient._version - 1
-        storage.by_value = storage.by_value or in_flight
+        if in_flight:
+            storage.by_value = True
     written(gradient)
 
 
@@ -70,12 +71,38 @@ def written(gradient: torch.Tensor) -> None:
 
 
 def are_by_value(gradient: torch.Tensor | None) -> bool:
-    """Returns whether changes to a gradient are seen only by value."""
-    storage = None if gradient is None or not _storages else _storage_of(gradient)
-    return storage is not None and storage.by_value
+    """Returns whether changes to a gradient in flight are compared by value."""
+    if gradient is None or not _storages:
+        return False
+    storage = _storage_of(gradient)
+    if storage is None:
+        return False
+    # Values on a GPU are not compared.
+    unknown = storage.by_value is None and gradient.device.type == "cpu"
+    return unknown or storage.by_value is True
+
+
+def was_unchanged(gradient: torch.Tensor, version: int) -> None:
+    """Records that a gradient in flight has not changed by value.
+
+    Args:
+        gradient: The gradient, which may be a part.
+        version: The version when it was sent.
+    """
+    storage = _storage_of(gradient)
+    if storage is not None and not was_changed(gradient, version):
+        storage.by_value = bool(storage.by_value)
 
 
 def was_changed(gradient: torch.Tensor, version: int) -> bool:
-    """Returns whether the program has written to a storage since a gradient had this version."""
+    """Returns whether the program has written to a storage since a gradient had this version.
+
+    If so, its gradients are compared by value from the next exchange on.
+    """
     storage = _storage_of(gradient)
-    return storage is None or storage.recorded != gradient._version or storage.other > version
+    if storage is None:
+        return True
+    changed = storage.recorded != gradient._version or storage.other > version
+    if changed:
+        storage.by_value = True
+    return changed

@@ -7,9 +7,11 @@ the storage of a Python object can be swapped.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +20,20 @@ from gradwire.torch._adapter import as_tensor, dense_strides, describe
 
 # Returns the number of tensors on a storage. CPU builds of PyTorch before 2.6 lack it.
 _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+
+# Returns the number of users of a tensor, such as consumers of DLPack, which own its memory.
+_uses: Callable[[Any], int] | None = getattr(torch.Tensor, "_use_count", None)
+
+
+# Where a tensor's elements are, and in which order.
+Where = tuple[Any, ...]
+
+
+def where_is(tensor: torch.Tensor) -> Where:
+    """Returns where a tensor's elements are; it changes with ``t()`` and ``conj()`` as well."""
+    if tensor.layout != torch.strided:
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 
 class Layout(NamedTuple):
@@ -64,12 +80,11 @@ class Place:
         element, _ = describe(torch.empty(0, dtype=layout.dtype, device="cpu"))
         self.buffer = session().buffer(element, list(layout.shape))
         self.memory = self._another()
-        self.address = self.memory.data_ptr()
-        # The tensor that the parameter's gradients are views of, its storage, and the storage's
-        # number of users without those views. Programs may move this storage, but not that of
-        # ``memory``.
+        self.where = where_is(self.memory)
+        # The tensor that the parameter's gradients are views of, and its storage's number of users
+        # without those views. Programs may move this storage, but not that of ``memory``.
         self._lent: torch.Tensor | None = None
-        self._storage = self._alone = 0
+        self._alone = 0
 
     def _another(self) -> torch.Tensor:
         """Returns a tensor on this memory with its own storage.
@@ -88,21 +103,13 @@ class Place:
 
     def holds(self, gradient: torch.Tensor) -> bool:
         """Returns whether a tensor is this memory, with this layout."""
-        dtype, _, strides = self.layout
-        return (
-            gradient.layout == torch.strided
-            and gradient.data_ptr() == self.address
-            and gradient.dtype == dtype
-            and gradient.stride() == strides
-            and not _is_lazy(gradient)
-        )
+        return where_is(gradient) == self.where and gradient.dtype == self.layout.dtype
 
     def view_for_parameter(self) -> torch.Tensor:
         """Returns an exclusive view for the parameter; see ``is_free``."""
         if self._lent is None or not self.holds(self._lent):
             self._lent = self._another()
-            self._storage = self._lent.untyped_storage()._cdata
-            self._alone = 0 if _users is None else _users(self._storage)
+            self._alone = _users_of(self._lent)
         return self._lent.detach()
 
     @property
@@ -114,17 +121,28 @@ class Place:
         if self._lent is None:
             return True
         # If PyTorch can't tell, each gradient gets a new place.
-        return _users is not None and _users(self._storage) <= self._alone
+        return _users is not None and _users_of(self._lent) <= self._alone
 
 
 def is_alone(gradient: torch.Tensor) -> bool:
-    """Returns whether no other tensor and no array uses the memory of a gradient."""
-    if _users is None:  # PyTorch can't tell
-        return not gradient._is_view()
-    # One user is the gradient, the other one the Python object of the storage.
-    return _users(gradient.untyped_storage()._cdata) <= 2
+    """Returns whether nothing else uses a gradient's memory: no tensor, array or storage."""
+    # If PyTorch can't tell, something may.
+    if _uses is None or (_users is None and gradient._is_view()):
+        return False
+    return _users_of(gradient) + _uses(gradient) <= _users_of_an_unused_one()
 
 
-def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Returns whether the elements in memory are the conjugates or negatives of the tensor's."""
-    return tensor.is_conj() or tensor.is_neg()
+@cache
+def _users_of_an_unused_one() -> int:
+    """Returns the users of a gradient that only PyTorch uses; releases differ."""
+    assert _uses is not None, "it is counted"
+    with torch.inference_mode(False):
+        parameter = torch.nn.Parameter(torch.empty(1, device="cpu"))
+        parameter.grad = torch.empty(1, device="cpu")
+    return _users_of(parameter.grad) + _uses(parameter.grad)
+
+
+def _users_of(tensor: torch.Tensor) -> int:
+    """Returns how many tensors and Python objects use a tensor's storage, as far as known."""
+    storage = tensor.untyped_storage()
+    return (0 if _users is None else _users(storage._cdata)) + sys.getrefcount(storage)

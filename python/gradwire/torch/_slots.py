@@ -26,7 +26,7 @@ from gradwire.torch._adapter import OVERLAPS, as_tensor, collectives, describe
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._parts import is_a_part
-from gradwire.torch._places import Place, is_alone, layout_of
+from gradwire.torch._places import Place, Where, is_alone, layout_of, where_is
 from gradwire.torch._sparse import SparseHandle, entries
 
 _copied_bytes = 0
@@ -85,7 +85,16 @@ def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.is_sparse and not torch.equal(one._indices(), other._indices()):
         return False
-    return torch.equal(_values(one), _values(other))
+    return _have_equal_elements(_values(one), _values(other))
+
+
+def _have_equal_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether two tensors have exactly the same elements, including NaN."""
+    return torch.equal(one, other) or (
+        one.is_floating_point()
+        and one.shape == other.shape
+        and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    )
 
 
 def _is_new_part(gradient: torch.Tensor) -> bool:
@@ -103,10 +112,13 @@ def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
         into.detach().copy_(source)
 
 
-def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
-    """Returns numbers that change when the gradient is replaced or written."""
-    where = gradient.data_ptr() if gradient.layout == torch.strided else id(gradient)
-    return where, 0 if gradient.is_inference() else gradient._version
+# Changes when a gradient is replaced or written.
+_Stamp = tuple[Where, int]
+_NO_STAMP: _Stamp = ((), 0)
+
+
+def _stamp(gradient: torch.Tensor) -> _Stamp:
+    return where_is(gradient), 0 if gradient.is_inference() else gradient._version
 
 
 class Slot:
@@ -125,8 +137,9 @@ class Slot:
         self.kind: Kind | None = None
         self.sparse_dim = 0
         # The gradient's content and stamp at the last check.
-        self.content, self.stamp = Content.NOTHING, (0, 0)
-        # The sparse gradient that ``stamp`` identifies; kept so that its id is not reused.
+        self.content, self.stamp = Content.NOTHING, _NO_STAMP
+        # The gradient that ``stamp`` identifies, if it is sparse or in its place; kept so that its
+        # id is not reused.
         self.stamped: torch.Tensor | None = None
         # Exchanged, without a step since: until then, programs may clip and scale the result.
         self.exchanged = False
@@ -193,7 +206,7 @@ class Slot:
         If the program still uses the last one, it stays unchanged, and the next one gets a new
         place, or None without a session.
         """
-        place = self.place
+        place, self.stamped = self.place, None
         if place is not None and not place.is_free:
             self.place = Place(place.layout, self.parameter) if _world.is_rank() else None
         return self.place
@@ -212,9 +225,9 @@ class Slot:
         """Records the gradient's current content."""
         gradient = self.parameter.grad
         self.content = Content.NOTHING if gradient is None else content
-        self.stamp = (0, 0) if gradient is None else _stamp(gradient)
+        self.stamp = _NO_STAMP if gradient is None else _stamp(gradient)
         is_sparse = gradient is not None and gradient.layout != torch.strided
-        self.stamped = gradient if is_sparse else None
+        self.stamped = gradient if is_sparse or self._is_stamped_in_place else None
         self.kept = None
 
     def take_over(self, other: Slot) -> None:
@@ -259,7 +272,10 @@ class Slot:
         if self.content is Content.COMMON and self._was_moved(gradient):
             return Content.COMMON
         # Zeros that represent no gradient may have been moved, for example by ``module.double()``.
-        nothing = self.absent and not bool(_values(gradient).any())
+        # The program has set zeros that are in another tensor.
+        known = self.stamped
+        is_new = self.stamp == _NO_STAMP or (known is not None and known is not gradient)
+        nothing = self.absent and not is_new and not bool(_values(gradient).any())
         return Content.NOTHING if nothing else Content.OWN
 
     def _was_written(self, gradient: torch.Tensor) -> bool:
@@ -272,22 +288,30 @@ class Slot:
         """Returns whether a gradient is the result of the exchange, moved to another storage.
 
         ``gradient.data = gradient.data.clone()`` moves it, and ``module.half()`` may also round it.
-        The place still holds the result.
+        The tensor object is the same, and the place still holds the result.
         """
         place = self.place
         if place is None or place.holds(gradient) or gradient.layout != torch.strided:
+            return False
+        if self.stamped is not None and gradient is not self.stamped:
             return False
         if gradient.shape != place.memory.shape or not gradient.is_floating_point():
             return False
         result = place.memory
         there = gradient.detach().to(result)
         # Exactly equal: small values that the program has written must not be mistaken for the
-        # result.
-        rounded = (result.to(dtype).to(result) for dtype in (result.dtype, *_ROUNDING))
-        return any(torch.allclose(there, one, rtol=0, atol=0, equal_nan=True) for one in rounded)
+        # result. After ``synchronize``, the ranks compare what one of them may have rounded.
+        dtypes = (result.dtype,) if self.exchanged else (result.dtype, *_ROUNDING)
+        rounded = (result.to(dtype).to(result) for dtype in dtypes)
+        return any(_have_equal_elements(there, one) for one in rounded)
 
     @property
-    def seen(self) -> tuple[int, int] | None:
+    def _is_stamped_in_place(self) -> bool:
+        """Whether the gradient was in its place at the last check."""
+        return self.place is not None and self.stamp[0] == self.place.where
+
+    @property
+    def seen(self) -> _Stamp | None:
         """The gradient's current stamp."""
         gradient = self.parameter.grad
         return None if gradient is None else _stamp(gradient)
@@ -449,8 +473,7 @@ class Slot:
     @property
     def must_store(self) -> bool:
         """Whether the result must still be copied, decompressed or added to the gradient."""
-        at_home = self.place is not None and self.stamp[0] == self.place.address
-        return not at_home or self.compressed is not None or self.base is not None
+        return not self._is_stamped_in_place or self.compressed is not None or self.base is not None
 
     def store(self, compression: type[Compressor], stores: Stores) -> None:
         """Makes the result the parameter's gradient; a GPU gradient is copied with ``stores``.

@@ -83,12 +83,14 @@ def _kind_bits(slot: Slot, exists: bool) -> int:
         return _agreement.DENSE | _agreement.mark_bits(mark)
     if slot.kind is Kind.SPARSE:
         return _agreement.ALWAYS_SPARSE | _agreement.sparse_dim_bits(slot.sparse_dim)
+    # A sparse gradient, or none, is sent with this layout if other ranks have dense ones.
+    bits = _agreement.mark_bits(layout_of(slot.parameter).mark())
     if not exists:
-        return 0
+        return bits
     gradient = slot.parameter.grad
     if gradient is None or not gradient.is_sparse:
-        return _agreement.DENSE
-    return _agreement.SPARSE | _agreement.sparse_dim_bits(gradient.sparse_dim())
+        return bits | _agreement.DENSE
+    return bits | _agreement.SPARSE | _agreement.sparse_dim_bits(gradient.sparse_dim())
 
 
 def was_changed(slot: Slot) -> bool:
@@ -99,7 +101,10 @@ def was_changed(slot: Slot) -> bool:
     if seen[0] != slot.stamp[0]:
         return True
     if slot.digest is not None:
-        return slot.digest != _checks.digest(gradient)
+        if slot.digest != _checks.digest(gradient):
+            return True
+        _parts.was_unchanged(gradient, slot.stamp[1])
+        return False
     if seen == slot.stamp:
         return False
     return not _parts.is_a_part(gradient) or _parts.was_changed(gradient, slot.stamp[1])

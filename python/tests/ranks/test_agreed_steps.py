@@ -77,6 +77,50 @@ def test_gradients_set_after_a_skipped_step(then: str, op: Any, sent: str) -> No
     assert parameter.tolist() == [-3 * mean() * parts(op) * scale] * 3
 
 
+@OPS
+@pytest.mark.parametrize("drops", [False, True])
+def test_gradients_by_hand_equal_to_the_last(drops: bool, op: Any, sent: str) -> None:
+    """They are this rank's own, even if they are equal to the last result."""
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op)
+    for _ in range(2):
+        parameter.grad = torch.full((3,), 0.0 if hvd.rank() else parts(op) * 1.0)
+        optimizer.step()
+        if drops:
+            parameter.grad = None
+        with torch.no_grad():
+            parameter.zero_()
+        parameter.grad = torch.full((3,), parts(op) / hvd.size())
+        optimizer.step()
+        assert parameter.tolist() == pytest.approx([-parts(op) * parts(op) / hvd.size()] * 3)
+
+
+def test_a_kept_sum_with_nan_is_not_summed(sent: str) -> None:
+    parameter = zeros(2)
+    optimizer = wrapped(parameter, op=hvd.Sum)
+    parameter.grad = torch.tensor([torch.nan, 1.0])
+    for step in range(3):
+        optimizer.step()
+        assert parameter[1].item() == -(step + 1) * hvd.size()
+
+
+@needs_two
+@OPS
+def test_one_rank_rounds_after_synchronize(op: Any, sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter, op=op)
+    for step in range(4):
+        parameter.grad = None
+        (parameter.sum() * (hvd.rank() + 1.001)).backward()
+        optimizer.synchronize()
+        if hvd.rank() == 0 and step % 2:
+            parameter.grad = parameter.grad.bfloat16().float()
+        elif hvd.rank() == 0:
+            parameter.grad.data = parameter.grad.bfloat16().float()
+        optimizer.step()
+        equal_everywhere(parameter)
+
+
 @needs_two
 @OPS
 @pytest.mark.parametrize("how", ["in place", "by replacing"])

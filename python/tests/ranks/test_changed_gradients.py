@@ -99,6 +99,43 @@ def test_changes_in_flight_are_one_error(change: Callable[[Any], None], op: Any,
     assert parameter.tolist() == other.tolist() == [right] * 3
 
 
+def transpose(parameter: Any) -> None:
+    parameter.grad = parameter.grad.t()
+
+
+def transpose_data(parameter: Any) -> None:
+    parameter.grad.data = parameter.grad.data.t()
+
+
+def conjugate(parameter: Any) -> None:
+    parameter.grad = parameter.grad.conj()
+
+
+@needs_two
+@pytest.mark.parametrize("groups", [None, 1])
+@pytest.mark.parametrize("change", [transpose, transpose_data, conjugate])
+def test_other_elements_at_the_same_address(
+    change: Callable[[Any], None], groups: int | None, sent: str
+) -> None:
+    dtype = torch.complex64 if change is conjugate else torch.float32
+    parameter, other = (torch.nn.Parameter(torch.zeros(2, 2, dtype=dtype)) for _ in range(2))
+    optimizer = wrapped(parameter, other, groups=groups)
+    factors = torch.tensor([[1, 2], [3, 4]]) * (1j if change is conjugate else 1)
+    for late in (False, True, False):
+        optimizer.zero_grad()
+        ((parameter + other) * factors * (hvd.rank() + 1.0)).sum().real.backward()
+        if late:
+            optimizer.synchronize()
+        if hvd.rank() == 0:
+            change(parameter)
+        if late:
+            optimizer.step()
+        else:
+            with pytest.raises(AssertionError, match="the gradient of a was changed"):
+                optimizer.step()
+        equal_everywhere(*(p.detach().abs() for p in (parameter, other)))
+
+
 @needs_two
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
 @pytest.mark.parametrize("change", [drop, replace, zero])

@@ -48,6 +48,48 @@ def test_a_list_of_gradients_stays_valid(sent: str, first: str) -> None:
         assert set(parameter.tolist()) == {-6 * mean()}
 
 
+@pytest.mark.parametrize("when", ["before", "after synchronize"])
+def test_zeros_that_the_program_sets(when: str, sent: str) -> None:
+    """They are a gradient, which weight decay sees."""
+    used, unused = zeros(), torch.nn.Parameter(torch.ones(3))
+    optimizer = wrapped(used, unused, weight_decay=0.5)
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(used)
+        if when == "after synchronize":
+            optimizer.synchronize()
+        unused.grad = torch.zeros(3)
+        optimizer.step()
+        assert unused.tolist() == [0.5 ** (step + 1)] * 3
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("then", ["backward", "write"])
+def test_a_flat_buffer_with_a_foreign_part(then: str, first: int, sent: str) -> None:
+    """Other optimizers, or none, may use the other parts during the exchange."""
+    parameters = [zeros(), zeros(), zeros()]
+    flat = torch.zeros(9)
+    for parameter, part in zip(parameters, flat.split(3)):
+        parameter.grad = part
+    foreign = parameters.pop()
+    optimizer = wrapped(*parameters)
+    refused = 0
+    for step in range(5):
+        flat.zero_()
+        backward(*parameters)
+        if step >= first and then == "write":
+            flat[6:].add_(1.0)
+        elif step >= first:
+            backward(foreign)
+        try:
+            optimizer.step()
+        except AssertionError:  # the first time, a write to the others can't be excluded
+            refused += 1
+    assert refused <= (sent == "early" and first > 0)
+    for parameter in parameters:
+        assert parameter.tolist() == [-(5 - refused) * mean()] * 3
+
+
 def test_gradients_in_a_flat_buffer(sent: str) -> None:
     parameters = [zeros(3), zeros(2), zeros(4)]
     flat = torch.zeros(9)
@@ -342,6 +384,27 @@ def test_a_new_layout_unused_on_one_rank(change: str, clear: str | None, sent: s
         torch.testing.assert_close(one, torch.full_like(one, -4 * mean()))
         expected = -2 * mean() - 2 / hvd.size()
         torch.testing.assert_close(two, torch.full_like(two, expected))
+
+
+@needs_two
+@pytest.mark.parametrize("used", ["by all", "by one", "sparse on one"])
+def test_other_layouts_in_the_first_step(used: str, sent: str) -> None:
+    columns = torch.arange(6.0).reshape(3, 2)
+    parameter = torch.nn.Parameter(torch.zeros(3, 2) if hvd.rank() else torch.zeros(2, 3).t())
+    optimizer = wrapped(parameter)
+    for _ in range(2):
+        if used == "by all" or hvd.rank() == 1:
+            (parameter * columns).sum().backward()
+        elif used == "sparse on one":
+            parameter.grad = columns.to_sparse(1)
+        with pytest.raises(hvd.InvalidRequest, match="the same memory format on all"):
+            optimizer.step()
+        parameter.grad = None
+    with torch.no_grad():
+        parameter.set_(parameter.contiguous())
+    (parameter * columns).sum().backward()
+    optimizer.step()
+    assert torch.equal(parameter.detach(), -columns)
 
 
 # Groups

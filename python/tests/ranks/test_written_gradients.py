@@ -129,12 +129,25 @@ def in_a_graph(gradient: torch.Tensor) -> Callable[[], list[float]]:
     return read
 
 
+def in_a_storage(gradient: torch.Tensor) -> Callable[[], list[float]]:
+    storage, at = gradient.untyped_storage(), gradient.storage_offset()
+
+    def read() -> list[float]:
+        view: Any = torch.empty(0)
+        values: list[float] = view.set_(storage, at, (2,), (1,)).tolist()
+        return values
+
+    return read
+
+
 KEPT: dict[str, Callable[[Any], Callable[[], list[float]]]] = {
     "itself": lambda gradient: gradient.tolist,
     "view": lambda gradient: gradient[:].tolist,
     "detached": lambda gradient: gradient.detach().tolist,
     "array": lambda gradient: gradient.numpy().tolist,
     "graph": in_a_graph,
+    "storage": in_a_storage,
+    "dlpack": lambda gradient: from_dlpack(to_dlpack(gradient)).tolist,
 }
 
 
@@ -166,6 +179,18 @@ def test_gradients_that_the_program_keeps(how: str, clear: str) -> None:
         assert read() == pytest.approx([weight * used] * 2)
 
 
+@pytest.mark.parametrize("how", ["storage", "dlpack"])
+def test_what_uses_a_gradients_memory_keeps_it(how: str) -> None:
+    """Also if it does not count as a tensor on the storage."""
+    parameter, optimizer = trained(count=2)
+    for step in range(3):
+        parameter.grad = torch.zeros(2)
+        read = KEPT[how](parameter.grad)
+        (parameter.sum() * (step + 1.0)).backward()
+        optimizer.step()
+        assert read() == parameter.grad.tolist() == [step + 1.0] * 2
+
+
 def test_kept_gradients_without_user_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -189,6 +214,33 @@ def test_zeros_are_written_to_kept_gradients() -> None:
     kept = parameter.grad
     optimizer.zero_grad(set_to_none=False)
     assert parameter.grad is kept and kept.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_gradients_in_a_buffer_that_is_reused(op: Any, skips: bool, sent: str) -> None:
+    """As those of CUDA graphs: each has the address and the version of the last one."""
+    buffer = torch.zeros(3)
+
+    class InTheBuffer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, parameter: Any, weight: float) -> Any:
+            ctx.weight = weight
+            return parameter.sum()
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> Any:
+            WRITES["data"](buffer, ctx.weight)
+            return buffer.detach(), None
+
+    parameter, optimizer = trained(op)
+    for step in range(4):
+        parameter.grad = None
+        InTheBuffer.apply(parameter, hvd.rank() + 1.0).backward()
+        optimizer.synchronize()
+        if not skips or step == 3:
+            optimizer.step()
+    assert parameter.tolist() == [-(1 if skips else 4) * total(op)] * 3
 
 
 def replace(weight: Any) -> None:
