@@ -271,6 +271,18 @@ def test_commits_are_read_from_disk(alone: None, tmp_path: Path) -> None:
     assert str(state.optimizer.state_dict()) == str(after.optimizer.state_dict())
 
 
+def test_tensors_with_similar_names_stay_apart(alone: None, tmp_path: Path) -> None:
+    one, two, three, four = (torch.full((2,), float(at)) for at in range(1, 5))
+    values: dict[str, Any] = {"a": {"b": one, 0: three, "0": four}, "a.b": two}
+    state = stored(tmp_path, **values)
+    state.commit()
+    state._disk.finish()
+    after = stored(tmp_path, **dict.fromkeys(values))
+    after._load_stored()
+    assert str(after.a) == str(values["a"])
+    assert torch.equal(getattr(after, "a.b"), two)
+
+
 def test_an_incomplete_commit_is_not_read(alone: None, tmp_path: Path) -> None:
     state = stored(tmp_path, at=1)
     state.commit()

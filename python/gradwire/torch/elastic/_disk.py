@@ -51,7 +51,7 @@ def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
     Args:
         value: The value.
-        path: Its name.
+        path: Where it is, for messages and for the names of tensors.
         tensors: Receives the tensors, by the names that stand for them.
 
     Raises:
@@ -59,8 +59,10 @@ def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         if value.layout == torch.strided and value.dtype in _NAMES:
-            tensors[path] = value
-            return {_TENSOR: path}
+            # With a number, because `a.b` may be a key, or a key in `a`, and 0 may be a text.
+            name = f"{path}#{len(tensors)}"
+            tensors[name] = value
+            return {_TENSOR: name}
     elif value is None or type(value) in (bool, int, float, str):
         return value
     elif type(value) is list:
