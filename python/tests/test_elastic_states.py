@@ -295,6 +295,46 @@ def test_an_incomplete_commit_is_not_read(alone: None, tmp_path: Path) -> None:
     assert after.at == 1
 
 
+def test_damaged_commits_are_passed_over(
+    alone: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = stored(tmp_path, at=1)
+    state.commit()
+    state._disk.finish()
+    good = tmp_path / "commit-0000000001"
+    tensors = (good / "tensors.safetensors").read_bytes()
+    damaged = {"[]": tensors, "{": tensors, '{"a": {"$tensor": "b"}}': tensors, "{}": b"\xff" * 9}
+    for number, (text, rest) in enumerate(damaged.items(), 2):
+        folder = tmp_path / f"commit-{number:010}"
+        folder.mkdir()
+        (folder / "state.json").write_text(text)
+        (folder / "tensors.safetensors").write_bytes(rest)
+    (tmp_path / "commit-0000000008").write_text("a file")
+    after = stored(tmp_path, at=0)
+    after._load_stored()
+    assert after.at == 1 and len(caplog.messages) == len(damaged) + 1
+
+
+def test_a_commit_without_an_attribute_is_named(alone: None, tmp_path: Path) -> None:
+    state = stored(tmp_path, at=1, old=2)
+    state.commit()
+    state._disk.finish()
+    for values in ({"at": 1, "new": 2}, {"at": 1, "more": Loader()}):
+        with pytest.raises(ValueError, match=r"commit-0000000001 has no (new|more),"):
+            stored(tmp_path, **values)._load_stored()
+    fewer = stored(tmp_path, at=0)
+    fewer._load_stored()
+    fewer.save()
+    assert fewer.at == 1 and not hasattr(fewer, "old")
+
+
+def test_commits_need_a_directory(alone: None, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        with pytest.raises(ValueError, match=f"{place}' can't contain commits: Not a directory"):
+            stored(tmp_path / place)
+
+
 def test_a_full_disk_is_one_warning(
     alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

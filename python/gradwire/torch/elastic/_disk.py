@@ -9,7 +9,6 @@ ends the job, the newest folder with a name is complete. Neither file can contai
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -44,6 +43,8 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 # JSON has neither tensors nor all of Python's containers: these are objects with one of these keys.
 _TENSOR, _TUPLE, _SET, _PAIRS = "$tensor", "$tuple", "$set", "$pairs"
+# What damaged files raise.
+_DAMAGES = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -137,8 +138,10 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """Returns the tensors of a file of safetensors."""
     with file.open("rb") as source:
         length = int.from_bytes(source.read(8), "little")
+        first, size = 8 + length, file.stat().st_size
+        if first > size:
+            raise ValueError(f"{file.name} is incomplete")
         header = json.loads(source.read(length))
-    first, size = 8 + length, file.stat().st_size
     mapped = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
     tensors = {}
     for name, about in header.items():
@@ -156,6 +159,9 @@ class Disk:
     Args:
         directory: The directory, which is created.
         every: How many commits there are for each that is written.
+
+    Raises:
+        InvalidRequest: It is not a directory, or can't be read, or ``every`` is invalid.
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: int) -> None:
@@ -164,23 +170,38 @@ class Disk:
         self.directory, self.every = Path(directory), every
         self._thread: threading.Thread | None = None
         self._warned = False
+        self.numbers()  # tells all ranks at once if it is not a directory
 
     def numbers(self) -> list[int]:
-        """Returns the numbers of the complete commits, the newest first."""
-        with contextlib.suppress(FileNotFoundError):
-            found = (_NAME.fullmatch(each.name) for each in self.directory.iterdir())
-            return sorted((int(match[1]) for match in found if match), reverse=True)
-        return []
+        """Returns the numbers of the complete commits, the newest first.
 
-    def read(self) -> Any:
-        """Returns the newest commit that can be read; None without one."""
+        Raises:
+            InvalidRequest: The directory can't be read. It need not exist.
+        """
+        try:
+            found = [_NAME.fullmatch(name) for name in os.listdir(self.directory)]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise InvalidRequest(
+                f"directory={str(self.directory)!r} can't contain commits: {error.strerror}",
+                kind="invalid",
+            ) from None
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def read(self) -> tuple[Path, dict[str, Any]] | None:
+        """Returns the newest commit that can be read, after its folder; None without one."""
         for number in self.numbers():
             folder = self._folder(number)
             try:
                 text = json.loads((folder / "state.json").read_text())
-                return decoded(text, read_tensors(folder / "tensors.safetensors"))
-            except (OSError, ValueError, KeyError, RuntimeError) as error:
-                _log.warning("the commit %s can't be read: %s", folder, error)
+                state = decoded(text, read_tensors(folder / "tensors.safetensors"))
+                if isinstance(state, dict):
+                    return folder, state
+                error: Exception = ValueError("state.json does not contain a state")
+            except _DAMAGES as caught:
+                error = caught
+            _log.warning("the commit %s can't be read: %s", folder, error)
         return None
 
     def write(self, number: int, state: Any) -> bool:
@@ -225,7 +246,7 @@ class Disk:
             hidden.rename(folder)
             for old in self.numbers()[_KEPT:]:
                 shutil.rmtree(self._folder(old), ignore_errors=True)
-        except OSError as error:
+        except Exception as error:  # whatever it is, it must not end the training
             shutil.rmtree(hidden, ignore_errors=True)
             if not self._warned:
                 self._warned = True

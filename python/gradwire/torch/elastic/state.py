@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from gradwire._errors import InvalidRequest
 from gradwire._objects import allgather_object, broadcast_object
 from gradwire._world import rank
 from gradwire.elastic import ObjectState
@@ -360,9 +361,19 @@ class TorchState(ObjectState):
         found = self._disk.read()
         if found is None:
             return
+        folder, state = found
+        handled, others = state.get("handled", {}), state.get("others", {})
+        for name in (*self._handlers, *self._saved_state):
+            if name not in (handled if name in self._handlers else others):
+                raise InvalidRequest(
+                    f"the commit {folder} has no {name}, because the state had no such attribute "
+                    "then: leave it out, or begin in another directory=",
+                    kind="invalid",
+                )
         for name, handler in self._handlers.items():
-            handler.load(found["handled"][name])
-        self._saved_state = found["others"]
+            handler.load(handled[name])
+        # What the state no longer has is dropped.
+        self._saved_state = {name: others[name] for name in self._saved_state}
         super().restore()
 
     def _news(self) -> Any:
