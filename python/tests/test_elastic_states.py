@@ -315,6 +315,40 @@ def test_damaged_commits_are_passed_over(
     assert after.at == 1 and len(caplog.messages) == len(damaged) + 1
 
 
+def test_new_commits_come_after_damaged_ones(alone: None, tmp_path: Path) -> None:
+    state = stored(tmp_path, at=1)
+    state.commit()
+    state._disk.finish()
+    for number in (5, 7):
+        (tmp_path / f"commit-{number:010}").mkdir()
+
+    def numbers() -> list[int]:
+        return [int(each.name[-10:]) for each in sorted(tmp_path.iterdir())]
+
+    after = stored(tmp_path, at=0)
+    after._load_stored()
+    kept = []
+    for after.at in (2, 3, 4):
+        after.commit()
+        after._disk.finish()
+        kept.append(numbers())
+    # Until there are two newer ones, the one that could be read stays.
+    assert kept == [[1, 5, 7, 8], [8, 9], [9, 10]]
+    (tmp_path / "commit-0000000020").mkdir()  # of another job
+    after.commit()
+    after._disk.finish()
+    assert numbers() == [10, 11, 20]
+
+
+def test_nothing_readable_begins_after_it(alone: None, tmp_path: Path) -> None:
+    (tmp_path / "commit-0000000006").mkdir()
+    state = stored(tmp_path, at=1)
+    state._load_stored()
+    state.commit()
+    state._disk.finish()
+    assert state._disk.numbers() == [7, 6] and state.at == 1
+
+
 def test_a_commit_without_an_attribute_is_named(alone: None, tmp_path: Path) -> None:
     state = stored(tmp_path, at=1, old=2)
     state.commit()

@@ -170,6 +170,8 @@ class Disk:
         self.directory, self.every = Path(directory), every
         self._thread: threading.Thread | None = None
         self._warned = False
+        # Commits that ``read`` has found damaged.
+        self._damaged: set[int] = set()
         self.numbers()  # tells all ranks at once if it is not a directory
 
     def numbers(self) -> list[int]:
@@ -201,6 +203,7 @@ class Disk:
                 error: Exception = ValueError("state.json does not contain a state")
             except _DAMAGES as caught:
                 error = caught
+            self._damaged.add(number)
             _log.warning("the commit %s can't be read: %s", folder, error)
         return None
 
@@ -244,8 +247,8 @@ class Disk:
             if folder.exists():  # of a job that ended after it, and began again before it
                 shutil.rmtree(folder)
             hidden.rename(folder)
-            for old in self.numbers()[_KEPT:]:
-                shutil.rmtree(self._folder(old), ignore_errors=True)
+            self._damaged.discard(number)
+            self._prune(number)
         except Exception as error:  # whatever it is, it must not end the training
             shutil.rmtree(hidden, ignore_errors=True)
             if not self._warned:
@@ -257,3 +260,11 @@ class Disk:
                     self.directory,
                     error,
                 )
+
+    def _prune(self, newest: int) -> None:
+        """Removes all commits before the last ones that can be read, of those up to ``newest``."""
+        found = [number for number in self.numbers() if number <= newest]
+        kept = [number for number in found if number not in self._damaged][:_KEPT]
+        for old in found:
+            if len(kept) == _KEPT and old < kept[-1]:
+                shutil.rmtree(self._folder(old), ignore_errors=True)

@@ -358,6 +358,8 @@ class TorchState(ObjectState):
 
     def _load_stored(self) -> None:
         assert self._disk is not None, "it has found a commit"
+        # Later commits get larger numbers than all that are there, also those that are damaged.
+        self._commits = self._stored()
         found = self._disk.read()
         if found is None:
             return
@@ -373,7 +375,8 @@ class TorchState(ObjectState):
         for name, handler in self._handlers.items():
             handler.load(handled[name])
         # What the state no longer has is dropped.
-        self._saved_state = {name: others[name] for name in self._saved_state}
+        kept = {name: others[name] for name in self._saved_state}
+        self._saved_state = {**kept, "_commits": self._commits}
         super().restore()
 
     def _news(self) -> Any:
