@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +354,34 @@ def test_nothing_readable_begins_after_it(alone: None, tmp_path: Path) -> None:
     assert state._disk.numbers() == [7, 6] and state.at == 1
 
 
+def test_what_killed_ranks_left_is_removed(alone: None, tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = socket.gethostname()
+    hours = {
+        f".commit-0000000003.{here}.{ended.pid}": 0,
+        f".commit-0000000004.{here}.{os.getppid()}": 2,
+        ".commit-0000000005.elsewhere.1": 0,
+        ".commit-0000000006.else.where.1": 2,
+        ".commit-0000000007.77": 2,
+        ".other": 2,
+    }
+    now = time.time()
+    for name, age in hours.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tensors.safetensors").write_text("")
+        for path in (tmp_path / name / "tensors.safetensors", tmp_path / name):
+            os.utime(path, (now - age * 3600,) * 2)
+    # It is still being written, although its folder is old.
+    os.utime(tmp_path / ".commit-0000000007.77" / "tensors.safetensors")
+    state = stored(tmp_path, at=1)
+    state.commit()
+    state._disk.finish()
+    left = {each.name for each in tmp_path.iterdir()}
+    gone = {f".commit-0000000003.{here}.{ended.pid}", ".commit-0000000006.else.where.1"}
+    assert left == {"commit-0000000001", *hours} - gone
+
+
 def test_a_commit_without_an_attribute_is_named(alone: None, tmp_path: Path) -> None:
     state = stored(tmp_path, at=1, old=2)
     state.commit()
@@ -380,7 +413,7 @@ def test_a_full_disk_is_one_warning(
     for _ in range(3):
         state.commit()
         state._disk.finish()
-    assert [each for each in tmp_path.iterdir() if each.suffix != ".77"] == []
+    assert list(tmp_path.iterdir()) == []
     [warning] = caplog.messages
     assert "commit 1 can't be written" in warning and "No space left" in warning
 

@@ -5,15 +5,20 @@
 
 A thread writes a commit into a hidden folder, which gets its name when it is complete. So whatever
 ends the job, the newest folder with a name is complete. Neither file can contain code.
+
+A process that is killed leaves its hidden folder, which the next one to write removes. The folder's
+name says which process it was (CLEAN).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
 import shutil
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,10 @@ from gradwire._errors import InvalidRequest
 
 _KEPT = 2
 _NAME = re.compile(r"commit-(\d{10})")
+# With the host and the process that writes it.
+_HIDDEN = re.compile(r"\.commit-\d{10}\.(.+)\.(\d+)")
+# When a hidden folder is abandoned whose process can't be asked about, because it is elsewhere.
+_ABANDONED_NS = 3600 * 10**9
 _log = logging.getLogger("gradwire")
 # The names of safetensors.
 _NAMES = {
@@ -153,6 +162,26 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def _runs(process: int) -> bool:
+    """Returns whether this host has such a process."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _changed_ns(folder: Path) -> int:
+    """Returns when a folder or a file in it was last written to."""
+    times = [0]
+    for path in (folder, *folder.glob("*")):
+        with contextlib.suppress(OSError):  # it was removed or renamed meanwhile
+            times.append(path.stat().st_mtime_ns)
+    return max(times)
+
+
 class Disk:
     """The commits in a directory.
 
@@ -236,9 +265,10 @@ class Disk:
 
     def _write(self, number: int, text: str, tensors: dict[str, torch.Tensor]) -> None:
         folder = self._folder(number)
-        hidden = self.directory / f".{folder.name}.{os.getpid()}"
+        hidden = self.directory / f".{folder.name}.{socket.gethostname()}.{os.getpid()}"
         try:
             hidden.mkdir(parents=True, exist_ok=True)
+            self._clean(hidden)
             write_tensors(hidden / "tensors.safetensors", tensors)
             with (hidden / "state.json").open("w") as target:
                 target.write(text)
@@ -260,6 +290,20 @@ class Disk:
                     self.directory,
                     error,
                 )
+
+    def _clean(self, own: Path) -> None:
+        """Removes the hidden folders of processes that are gone, except this one's."""
+        for other in self.directory.glob(".commit-*"):
+            if other == own:
+                continue
+            match = _HIDDEN.fullmatch(other.name)
+            if match and match[1] == socket.gethostname():
+                is_gone = not _runs(int(match[2]))
+            else:
+                # Both times are the file system's: the clocks of hosts differ.
+                is_gone = _changed_ns(own) - _changed_ns(other) > _ABANDONED_NS
+            if is_gone:
+                shutil.rmtree(other, ignore_errors=True)
 
     def _prune(self, newest: int) -> None:
         """Removes all commits before the last ones that can be read, of those up to ``newest``."""
