@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ torch = pytest.importorskip("torch")
 
 from gradwire import elastic as plain  # noqa: E402
 from gradwire.torch import elastic  # noqa: E402
+from gradwire.torch.elastic import _disk as disks  # noqa: E402
 from gradwire.torch.elastic import sampler as samplers  # noqa: E402
 from gradwire.torch.elastic import state as states  # noqa: E402
+from gradwire.torch.elastic._disk import write_tensors  # noqa: E402
 
 
 class Ranks:
@@ -352,6 +356,81 @@ def test_nothing_readable_begins_after_it(alone: None, tmp_path: Path) -> None:
     state.commit()
     state._disk.finish()
     assert state._disk.numbers() == [7, 6] and state.at == 1
+
+
+class Slow:
+    """A disk that waits before it writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.may_go_on, self.write = threading.Event(), threading.Event(), write_tensors
+        monkeypatch.setattr(disks, "write_tensors", self)
+
+    def __call__(self, *given: Any) -> None:
+        self.begun.set()
+        assert self.may_go_on.wait(60)
+        self.write(*given)
+
+
+def test_the_last_commit_is_never_left_out(
+    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(monkeypatch)
+    state = stored(tmp_path, at=0)
+    for state.at in range(1, 5):
+        with torch.no_grad():
+            state.model[0].weight.fill_(state.at)
+        state.commit()
+        assert slow.begun.wait(60)  # the first one is not replaced
+    slow.may_go_on.set()
+    state._end()
+    assert state._disk.numbers() == [4, 1]
+    for at in (4, 1):
+        after = stored(tmp_path, at=0)
+        after._load_stored()
+        assert after.at == at and bool((after.model[0].weight == at).all())
+        shutil.rmtree(tmp_path / f"commit-{at:010}")
+
+
+def test_a_disk_that_hangs_is_one_warning(
+    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = Slow(monkeypatch)
+    state = stored(tmp_path, at=0)
+    state.commit()
+    state._disk.finish(0.2)
+    assert ["is not in" in text for text in caplog.messages] == [True]
+    slow.may_go_on.set()
+    state._disk.finish()
+    assert state._disk.numbers() == [1]
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise OSError", "fork", "spawn"])
+def test_the_end_waits_for_the_last_commit(tmp_path: Path, end: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, os, sys, time, torch\n"
+        "from gradwire.torch.elastic import _disk\n"
+        "write = _disk.write_tensors\n"
+        "_disk.write_tensors = lambda *given: (time.sleep(0.3), write(*given))\n"
+        "def work():\n"
+        f"    disk = _disk.Disk({str(tmp_path / 'commits')!r}, 1)\n"
+        "    for at in range(1, 4):\n"
+        "        disk.write(at, {'at': torch.full((1,), at)})\n"
+        "        time.sleep(0.1)\n"
+        "if __name__ == '__main__':\n"
+        f"    method = {end if end in ('fork', 'spawn') else None!r}\n"
+        "    if method is None:\n"
+        "        work()\n"
+        "        if os.fork() == 0:  # the child does not wait for a thread that it lacks\n"
+        "            sys.exit()\n"
+        "        os.wait()\n"
+        "    else:\n"
+        "        one = multiprocessing.get_context(method).Process(target=work)\n"
+        "        one.start()\n"
+        "        one.join()\n" + (f"    {end}\n" if "(" in end or " " in end else "")
+    )
+    subprocess.run([sys.executable, str(program)], timeout=60, capture_output=True)
+    assert [each.name[-2:] for each in sorted((tmp_path / "commits").iterdir())] == ["01", "03"]
 
 
 def test_what_killed_ranks_left_is_removed(alone: None, tmp_path: Path) -> None:

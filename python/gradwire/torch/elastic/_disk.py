@@ -6,12 +6,16 @@
 A thread writes a commit into a hidden folder, which gets its name when it is complete. So whatever
 ends the job, the newest folder with a name is complete. Neither file can contain code.
 
+While it writes, newer commits replace each other, and the last one is written next. So a slow disk
+costs commits in between, but neither the last one nor the time of the training.
+
 A process that is killed leaves its hidden folder, which the next one to write removes. The folder's
 name says which process it was (CLEAN).
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -33,6 +37,8 @@ _NAME = re.compile(r"commit-(\d{10})")
 _HIDDEN = re.compile(r"\.commit-\d{10}\.(.+)\.(\d+)")
 # When a hidden folder is abandoned whose process can't be asked about, because it is elsewhere.
 _ABANDONED_NS = 3600 * 10**9
+# How long the end of a training waits for the disk.
+_PATIENCE_SECONDS = 600.0
 _log = logging.getLogger("gradwire")
 # The names of safetensors.
 _NAMES = {
@@ -197,7 +203,12 @@ class Disk:
         if every < 1:
             raise InvalidRequest(f"every={every}: it must be at least 1", kind="invalid")
         self.directory, self.every = Path(directory), every
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        # What the thread writes next: the number, the JSON, and the tensors.
+        self._next: tuple[int, str, dict[str, torch.Tensor]] | None = None
+        # The process that has written.
+        self._process: int | None = None
         self._warned = False
         # Commits that ``read`` has found damaged.
         self._damaged: set[int] = set()
@@ -236,29 +247,56 @@ class Disk:
             _log.warning("the commit %s can't be read: %s", folder, error)
         return None
 
-    def write(self, number: int, state: Any) -> bool:
-        """Starts to write a commit, whose tensors must not change any more.
+    def write(self, number: int, state: Any) -> None:
+        """Writes a commit in the background, whose tensors must not change any more.
 
-        Returns:
-            False if an earlier commit is still being written: then this one is left out.
+        It replaces an earlier one that waits for the disk.
 
         Raises:
             InvalidRequest: The state contains what can't be written.
         """
-        if self._thread is not None and self._thread.is_alive():
-            return False
         tensors: dict[str, torch.Tensor] = {}
         text = json.dumps(encoded(state, "state", tensors))
-        self._thread = threading.Thread(
-            target=self._write, args=(number, text, tensors), name="gw-commit", daemon=False
-        )
-        self._thread.start()
-        return True
+        with self._lock:
+            self._next = (number, text, tensors)
+            if self._thread is None:
+                # A disk that hangs must not keep the process: `finish` waits instead (WAIT).
+                self._thread = threading.Thread(
+                    target=self._write_all, name="gw-commit", daemon=True
+                )
+                self._thread.start()
+                self._finish_at_exit()
 
-    def finish(self) -> None:
-        """Waits for the commit that is being written."""
-        if self._thread is not None:
-            self._thread.join()
+    def finish(self, limit: float = _PATIENCE_SECONDS) -> None:
+        """Waits until the last commit is written, for a limited time."""
+        thread = self._thread
+        if thread is None or self._process != os.getpid():
+            return  # a forked child has no such thread
+        thread.join(limit)
+        if thread.is_alive():
+            _log.warning(
+                "the last commit is not in %s yet after %g s: the process ends without it",
+                self.directory,
+                limit,
+            )
+
+    def _finish_at_exit(self) -> None:
+        """Makes this process finish before it ends, once."""
+        if self._process is None:
+            self._process = os.getpid()
+            # `multiprocessing` ends its processes without calling the functions of atexit.
+            register = getattr(threading, "_register_atexit", atexit.register)
+            with contextlib.suppress(RuntimeError):  # it ends already
+                register(self.finish)
+
+    def _write_all(self) -> None:
+        while True:
+            with self._lock:
+                commit, self._next = self._next, None
+                if commit is None:
+                    self._thread = None
+                    return
+            self._write(*commit)
 
     def _folder(self, number: int) -> Path:
         return self.directory / f"commit-{number:010}"

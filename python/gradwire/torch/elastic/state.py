@@ -276,7 +276,9 @@ class TorchState(ObjectState):
         model: The model, or None.
         optimizer: The optimizer, or None. It may be a ``DistributedOptimizer``.
         directory: Where rank 0 also writes commits, in the background. A new job continues with the
-            newest one there; the state then consists of tensors, numbers, texts and containers.
+            newest one there; the state then consists of tensors, numbers, texts and containers. If
+            the disk is slower than the training, commits before the last one are left out, and
+            copies of up to three are in memory.
         every: How many commits there are for each that is written.
         **kwargs: Further attributes and their first values.
 
@@ -352,6 +354,10 @@ class TorchState(ObjectState):
         self.save()
         if self._commits % self._disk.every == 0 and rank() == 0:
             self._disk.write(self._commits, self._all_saved())
+
+    def _end(self) -> None:
+        if self._disk is not None:
+            self._disk.finish()
 
     def _stored(self) -> int:
         return next(iter(self._disk.numbers()), 0) if self._disk is not None else 0
