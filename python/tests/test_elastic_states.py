@@ -500,8 +500,9 @@ def test_a_full_disk_is_one_warning(
 def test_disk_takes_no_objects(alone: None, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"others\.thing can't be written to disk"):
         stored(tmp_path, thing=object())
-    with pytest.raises(ValueError, match="every=0"):
-        stored(tmp_path, every=0)
+    for every in (0, -1, 1.5, None):
+        with pytest.raises(ValueError, match=f"every={every}: it must be "):
+            stored(tmp_path, every=every)
 
 
 def test_what_is_being_written_does_not_change(alone: None, tmp_path: Path) -> None:

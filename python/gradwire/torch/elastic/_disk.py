@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
 
 _KEPT = 2
@@ -200,7 +201,7 @@ class Disk:
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: int) -> None:
-        if every < 1:
+        if whole_number("every", every) < 1:
             raise InvalidRequest(f"every={every}: it must be at least 1", kind="invalid")
         self.directory, self.every = Path(directory), every
         self._lock = threading.Lock()
