@@ -33,11 +33,40 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _native, _roll
+from gradwire import _native, _roll, _variables
 from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# What a launcher tells the processes of a job. Those of another job must not read it.
+_LAUNCH = tuple(
+    f"GRADWIRE_{name}"
+    for name in [
+        "JOB",
+        "SECRET",
+        "SOCKET",
+        "LOCAL_RANK",
+        "ELASTIC",
+        "EPOCH",
+        "WORKER",
+        "WORKERS",
+        "HOST",
+        "ADDRESS",
+        "SLOTS",
+        "ORDER",
+        "NODES",
+        "SERVERS",
+        "RANKS",
+        "COORDINATOR",
+        "LAUNCHED",
+        "DAEMON_METRICS",
+        "COORDINATOR_METRICS",
+    ]
+)
+# These remain after ``shutdown`` from a job whose ranks don't change: scripts may read them.
+_NUMBERS = tuple(
+    f"GRADWIRE_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+)
 _GRACE_SECONDS = 5.0
 # How many characters of a command line a message shows.
 _SHOWN = 200
@@ -71,6 +100,21 @@ def _shown(words: list[str]) -> str:
     """Returns a command line for a message; a long one is cut."""
     text = shlex.join(words).encode(errors="replace").decode()  # names need not be UTF-8
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _stale() -> set[str]:
+    """Returns the variables that describe the job of this process, if it has one."""
+    names = set(_LAUNCH)
+    if "GRADWIRE_ELASTIC" in os.environ:
+        # The launcher has set it, to a time that depends on the process.
+        names.add("GRADWIRE_ELASTIC__TIMEOUT_MS")
+    return names & os.environ.keys()
+
+
+def environment_outside() -> dict[str, str]:
+    """Returns this process's environment for a process that belongs to another job, or to none."""
+    stale = _stale().union(_NUMBERS, _TORCHRUN, _variables.NAMES)
+    return {name: text for name, text in os.environ.items() if name not in stale}
 
 
 def _timeout() -> float:
@@ -110,11 +154,10 @@ def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
     gradwire = find("gradwire")
     # Gently: if this process dies, the daemon still has time to report that to the others.
     command = [gradwire, "exec-child", "--gently", str(os.getpid()), *words]
-    environment = {name: text for name, text in os.environ.items() if name not in _TORCHRUN}
     service = _in_lasting_thread(
         lambda: subprocess.Popen(
             command,
-            env=environment | variables,
+            env=environment_outside() | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
@@ -227,6 +270,8 @@ def set_variables(job: dict[str, str], name: str, local_rank: int) -> None:
     """Sets the variables of a rank whose job was formed here."""
     global _launched_here
     _launched_here = True
+    for stale in _stale():
+        del os.environ[stale]
     os.environ.update(job)
     os.environ["GRADWIRE_SOCKET"] = name
     os.environ["GRADWIRE_LOCAL_RANK"] = str(local_rank)
@@ -240,7 +285,11 @@ def clear_variables(left: bool, attached: bool = True) -> None:
     """
     global _launched_here
     if _launched_here or attached:
-        for name in ("GRADWIRE_JOB", "GRADWIRE_SECRET", "GRADWIRE_SOCKET", "GRADWIRE_LOCAL_RANK"):
+        stale = _stale()
+        if "GRADWIRE_ELASTIC" in os.environ:
+            # Nobody comes back to an elastic job, and these describe its first epoch.
+            stale.update(_NUMBERS, _TORCHRUN, _variables.NAMES)
+        for name in stale:
             os.environ.pop(name, None)
         _launched_here = False
     stop(left)

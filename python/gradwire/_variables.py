@@ -10,22 +10,25 @@ import os
 
 from gradwire import _native
 
+NAMES = tuple(
+    f"HOROVOD_{name}"
+    for name in ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME"]
+)
 _before: dict[str, str | None] = {}
 
 
 def set_for(session: _native.Session) -> None:
     """Sets the variables of this rank."""
-    own = {
-        "RANK": session.rank,
-        "SIZE": session.size,
-        "LOCAL_RANK": session.local_rank,
-        "LOCAL_SIZE": session.local_size,
-        "CROSS_RANK": session.cross_rank,
-        "CROSS_SIZE": session.cross_size,
-        "HOSTNAME": session.host,
-    }
-    for name, value in own.items():
-        variable = f"HOROVOD_{name}"
+    own = (
+        session.rank,
+        session.size,
+        session.local_rank,
+        session.local_size,
+        session.cross_rank,
+        session.cross_size,
+        session.host,
+    )
+    for variable, value in zip(NAMES, own):
         _before[variable] = os.environ.get(variable)
         os.environ[variable] = str(value)
 
