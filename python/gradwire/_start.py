@@ -38,7 +38,7 @@ from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# What a launcher tells the processes of a job. Those of another job must not read it.
+# What a launcher tells the processes of a job, and processes of other jobs must not read.
 _LAUNCH = tuple(
     f"GRADWIRE_{name}"
     for name in [

@@ -341,7 +341,7 @@ def test_new_commits_come_after_damaged_ones(alone: None, tmp_path: Path) -> Non
         after.commit()
         after._disk.finish()
         kept.append(numbers())
-    # Until there are two newer ones, the one that could be read stays.
+    # The readable one stays until there are two newer ones.
     assert kept == [[1, 5, 7, 8], [8, 9], [9, 10]]
     (tmp_path / "commit-0000000020").mkdir()  # of another job
     after.commit()
@@ -398,7 +398,7 @@ def test_a_disk_that_hangs_is_one_warning(
     state = stored(tmp_path, at=0)
     state.commit()
     state._disk.finish(0.2)
-    assert ["is not in" in text for text in caplog.messages] == [True]
+    assert ["is still not in" in text for text in caplog.messages] == [True]
     slow.may_go_on.set()
     state._disk.finish()
     assert state._disk.numbers() == [1]

@@ -276,7 +276,7 @@ class Disk:
         thread.join(limit)
         if thread.is_alive():
             _log.warning(
-                "the last commit is not in %s yet after %g s: the process ends without it",
+                "the last commit is still not in %s after %g s: it is lost if the process ends",
                 self.directory,
                 limit,
             )
