@@ -58,6 +58,20 @@ def rows(name: str, values: Iterable[Any] | None) -> list[int] | None:
     return None if values is None else whole_numbers(name, values, _ROWS)
 
 
+def seconds(name: str, value: Any) -> float:
+    """Returns a time, of which the native module checks the range.
+
+    Raises:
+        InvalidRequest: It is not a number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise InvalidRequest(
+            f"{name}={value!r}: it must be a number of seconds", kind="invalid"
+        ) from None
+
+
 def factor(name: str, value: Any) -> float:
     """Returns a finite scale factor.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from gradwire import _native
-from gradwire._arguments import factor, rows, whole_number
+from gradwire._arguments import factor, rows, seconds, whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._staging import session
 from gradwire._uses import COPIED, Use
@@ -128,7 +128,8 @@ class Handle(Generic[Result]):
             GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         if not hasattr(self, "_result"):
-            self._result = self._finish(self._native.wait(timeout))
+            limit = None if timeout is None else seconds("timeout", timeout)
+            self._result = self._finish(self._native.wait(limit))
         return self._result
 
     def _map(self, convert: Callable[[Result], Any]) -> Handle[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwire import _uncaught
+from gradwire import _start, _uncaught
 from gradwire._errors import Cancelled, GradwireError, InvalidRequest
 from gradwire._objects import dumps
 from gradwire._programs import find
@@ -126,7 +126,7 @@ def run(
         ]
         # The ranks must be able to import what the pickled call refers to by name.
         paths = os.pathsep.join([path for path in sys.path if path] + [os.getcwd()])
-        variables = {**os.environ, "PYTHONPATH": paths, **(env or {})}
+        variables = {**_start.environment_outside(), "PYTHONPATH": paths, **(env or {})}
         with subprocess.Popen(
             words,
             env=variables,

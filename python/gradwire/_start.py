@@ -33,19 +33,46 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _native, _roll
+from gradwire import _native, _roll, _variables
 from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# What a launcher tells the processes of a job, and processes of other jobs must not read.
+_LAUNCH = tuple(
+    f"GRADWIRE_{name}"
+    for name in [
+        "JOB",
+        "SECRET",
+        "SOCKET",
+        "LOCAL_RANK",
+        "ELASTIC",
+        "EPOCH",
+        "WORKER",
+        "WORKERS",
+        "HOST",
+        "ADDRESS",
+        "SLOTS",
+        "ORDER",
+        "NODES",
+        "SERVERS",
+        "RANKS",
+        "COORDINATOR",
+        "LAUNCHED",
+        "DAEMON_METRICS",
+        "COORDINATOR_METRICS",
+    ]
+)
+# These remain after ``shutdown`` from a job whose ranks don't change: scripts may read them.
+_NUMBERS = tuple(
+    f"GRADWIRE_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+)
 _GRACE_SECONDS = 5.0
 # How many characters of a command line a message shows.
 _SHOWN = 200
 _services: list[subprocess.Popen[str]] = []
 # The services of jobs that this process has left, while other ranks still use them.
 _former: list[subprocess.Popen[str]] = []
-# The variables of a rank.
-_RANK = ("GRADWIRE_JOB", "GRADWIRE_SECRET", "GRADWIRE_SOCKET", "GRADWIRE_LOCAL_RANK")
 # Counts the jobs that this process has formed without a launcher.
 _jobs = itertools.count()
 # Whether the environment variables describe a job formed without a launcher.
@@ -54,13 +81,17 @@ _launched_here = False
 
 def prepare() -> None:
     """Ensures that the variables ``GRADWIRE_...`` are set and that a daemon is running."""
-    if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
+    if _has_job():
         return
     if all(name in os.environ for name in _TORCHRUN):
         _join_torchrun()
         return
     check_alone()
     _alone()
+
+
+def _has_job() -> bool:
+    return any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET"))
 
 
 def check_alone() -> None:
@@ -75,6 +106,21 @@ def _shown(words: list[str]) -> str:
     """Returns a command line for a message; a long one is cut."""
     text = shlex.join(words).encode(errors="replace").decode()  # names need not be UTF-8
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _stale() -> set[str]:
+    """Returns the variables that describe the job of this process, if it has one."""
+    names = set(_LAUNCH)
+    if "GRADWIRE_ELASTIC" in os.environ:
+        # The launcher has set it, to a time that depends on the process.
+        names.add("GRADWIRE_ELASTIC__TIMEOUT_MS")
+    return names & os.environ.keys()
+
+
+def environment_outside() -> dict[str, str]:
+    """Returns this process's environment for a process that belongs to another job, or to none."""
+    stale = _stale().union(_NUMBERS, _TORCHRUN, _variables.NAMES)
+    return {name: text for name, text in os.environ.items() if name not in stale}
 
 
 def _timeout() -> float:
@@ -114,11 +160,10 @@ def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
     gradwire = find("gradwire")
     # Gently: if this process dies, the daemon still has time to report that to the others.
     command = [gradwire, "exec-child", "--gently", str(os.getpid()), *words]
-    environment = {name: text for name, text in os.environ.items() if name not in _TORCHRUN}
     service = _in_lasting_thread(
         lambda: subprocess.Popen(
             command,
-            env=environment | variables,
+            env=environment_outside() | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
@@ -174,7 +219,7 @@ def let_go() -> None:
     The services end when the other ranks have left, or with this process.
     """
     global _launched_here
-    for name in _RANK:
+    for name in _stale():
         os.environ.pop(name, None)
     _launched_here = False
     _former.extend(_services)
@@ -188,7 +233,7 @@ def let_go() -> None:
 
 def is_launched() -> bool:
     """Returns whether a launcher has started the job of this process."""
-    return not _launched_here and any(name in os.environ for name in _RANK)
+    return not _launched_here and _has_job()
 
 
 def hand_over() -> list[int]:
@@ -260,6 +305,8 @@ def set_variables(job: dict[str, str], name: str, local_rank: int) -> None:
     """Sets the variables of a rank whose job was formed here."""
     global _launched_here
     _launched_here = True
+    for stale in _stale():
+        del os.environ[stale]
     os.environ.update(job)
     os.environ["GRADWIRE_SOCKET"] = name
     os.environ["GRADWIRE_LOCAL_RANK"] = str(local_rank)
@@ -273,7 +320,11 @@ def clear_variables(left: bool, attached: bool = True) -> None:
     """
     global _launched_here
     if _launched_here or attached:
-        for name in _RANK:
+        stale = _stale()
+        if "GRADWIRE_ELASTIC" in os.environ:
+            # Nobody comes back to an elastic job, and these describe its first epoch.
+            stale.update(_NUMBERS, _TORCHRUN, _variables.NAMES)
+        for name in stale:
             os.environ.pop(name, None)
         _launched_here = False
     stop(left)

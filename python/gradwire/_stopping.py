@@ -8,6 +8,7 @@ The signal of ``--stop-signal`` is noted from ``init()`` on: it may come before 
 
 from __future__ import annotations
 
+import operator
 import signal
 import threading
 from types import FrameType
@@ -49,7 +50,7 @@ def should_stop(*signals: int) -> bool:
     """
     global _asked
     native = session()
-    for number in {signal.SIGTERM, _of_job(), *signals} - _before.keys():
+    for number in (signal.SIGTERM, _of_job(), *signals):
         _note(number)
     buffer = native.buffer("u8", [1])
     buffer.write(bytes([_asked]))
@@ -74,19 +75,23 @@ def _begin() -> None:
 
 
 def _note(number: int) -> None:
-    """Makes this process note a signal."""
-    if threading.current_thread() is not threading.main_thread():
-        raise InvalidRequest(
-            "should_stop() must be called in the main thread first: only there can Python handle a "
-            "signal",
-            kind="invalid",
-        )
+    """Makes this process note a signal, if it does not yet."""
     try:
-        _before[number] = signal.signal(number, _noted)
-    except (OSError, TypeError, ValueError) as error:
+        known = operator.index(number)
+        if known in _before:
+            return
+        if threading.current_thread() is threading.main_thread():
+            _before[known] = signal.signal(known, _noted)
+            return
+    except (OSError, OverflowError, TypeError, ValueError) as error:
         raise InvalidRequest(
             f"should_stop({number!r}): this signal can't be noted: {error}", kind="invalid"
         ) from error
+    raise InvalidRequest(
+        "should_stop() must be called in the main thread first: only there can Python handle a "
+        "signal",
+        kind="invalid",
+    )
 
 
 def _noted(number: int, _: FrameType | None) -> None:

@@ -15,6 +15,10 @@ import os
 
 from gradwire import _native
 
+NAMES = tuple(
+    f"HOROVOD_{name}"
+    for name in ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME"]
+)
 _before: dict[str, str | None] = {}
 
 

@@ -592,6 +592,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         InvalidRequest: An argument is invalid. Nothing was started.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidRequest(
+            f"process_set={process_set!r}: it must be a ProcessSet", kind="invalid"
+        )
     if process_set is global_process_set or process_set._native is None:
         return False
     for prepare in before_removal:

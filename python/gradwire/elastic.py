@@ -221,6 +221,9 @@ class State:
         """Saves the state in a commit."""
         self.save()
 
+    def _end(self) -> None:
+        """Waits until the last commit is on disk, at the end of the training."""
+
     def _stored(self) -> int:
         """Returns the number of the newest commit on this rank's disk; 0 without one."""
         return 0
@@ -337,7 +340,9 @@ def run_fn(
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
         if not is_elastic():
             state._begin(skip_sync=False)
-            return func(state, *args, **kwargs)
+            result = func(state, *args, **kwargs)
+            state._end()
+            return result
         skip_sync = changed = False
         while True:
             try:
@@ -347,6 +352,7 @@ def run_fn(
                 result = func(state, *args, **kwargs)
                 # A rank that has left can't help the others to repeat their last steps.
                 state._agree_to(_Vote.END)
+                state._end()
                 return result
             except GradwireError as error:
                 if not error.recoverable:
@@ -359,6 +365,7 @@ def run_fn(
             if reset is not None:
                 reset()
             if lost and state._settle(rejoined.vote):
+                state._end()
                 return result
 
     return wrapper

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +19,10 @@ torch = pytest.importorskip("torch")
 
 from gradwire import elastic as plain  # noqa: E402
 from gradwire.torch import elastic  # noqa: E402
+from gradwire.torch.elastic import _disk as disks  # noqa: E402
 from gradwire.torch.elastic import sampler as samplers  # noqa: E402
 from gradwire.torch.elastic import state as states  # noqa: E402
+from gradwire.torch.elastic._disk import write_tensors  # noqa: E402
 
 
 class Ranks:
@@ -271,6 +280,18 @@ def test_commits_are_read_from_disk(alone: None, tmp_path: Path) -> None:
     assert str(state.optimizer.state_dict()) == str(after.optimizer.state_dict())
 
 
+def test_tensors_with_similar_names_stay_apart(alone: None, tmp_path: Path) -> None:
+    one, two, three, four = (torch.full((2,), float(at)) for at in range(1, 5))
+    values: dict[str, Any] = {"a": {"b": one, 0: three, "0": four}, "a.b": two}
+    state = stored(tmp_path, **values)
+    state.commit()
+    state._disk.finish()
+    after = stored(tmp_path, **dict.fromkeys(values))
+    after._load_stored()
+    assert str(after.a) == str(values["a"])
+    assert torch.equal(getattr(after, "a.b"), two)
+
+
 def test_an_incomplete_commit_is_not_read(alone: None, tmp_path: Path) -> None:
     state = stored(tmp_path, at=1)
     state.commit()
@@ -281,6 +302,183 @@ def test_an_incomplete_commit_is_not_read(alone: None, tmp_path: Path) -> None:
     after = stored(tmp_path, at=0)
     after._load_stored()
     assert after.at == 1
+
+
+def test_damaged_commits_are_passed_over(
+    alone: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = stored(tmp_path, at=1)
+    state.commit()
+    state._disk.finish()
+    good = tmp_path / "commit-0000000001"
+    tensors = (good / "tensors.safetensors").read_bytes()
+    damaged = {"[]": tensors, "{": tensors, '{"a": {"$tensor": "b"}}': tensors, "{}": b"\xff" * 9}
+    for number, (text, rest) in enumerate(damaged.items(), 2):
+        folder = tmp_path / f"commit-{number:010}"
+        folder.mkdir()
+        (folder / "state.json").write_text(text)
+        (folder / "tensors.safetensors").write_bytes(rest)
+    (tmp_path / "commit-0000000008").write_text("a file")
+    after = stored(tmp_path, at=0)
+    after._load_stored()
+    assert after.at == 1 and len(caplog.messages) == len(damaged) + 1
+
+
+def test_new_commits_come_after_damaged_ones(alone: None, tmp_path: Path) -> None:
+    state = stored(tmp_path, at=1)
+    state.commit()
+    state._disk.finish()
+    for number in (5, 7):
+        (tmp_path / f"commit-{number:010}").mkdir()
+
+    def numbers() -> list[int]:
+        return [int(each.name[-10:]) for each in sorted(tmp_path.iterdir())]
+
+    after = stored(tmp_path, at=0)
+    after._load_stored()
+    kept = []
+    for after.at in (2, 3, 4):
+        after.commit()
+        after._disk.finish()
+        kept.append(numbers())
+    # The readable one stays until there are two newer ones.
+    assert kept == [[1, 5, 7, 8], [8, 9], [9, 10]]
+    (tmp_path / "commit-0000000020").mkdir()  # of another job
+    after.commit()
+    after._disk.finish()
+    assert numbers() == [10, 11, 20]
+
+
+def test_nothing_readable_begins_after_it(alone: None, tmp_path: Path) -> None:
+    (tmp_path / "commit-0000000006").mkdir()
+    state = stored(tmp_path, at=1)
+    state._load_stored()
+    state.commit()
+    state._disk.finish()
+    assert state._disk.numbers() == [7, 6] and state.at == 1
+
+
+class Slow:
+    """A disk that waits before it writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.may_go_on, self.write = threading.Event(), threading.Event(), write_tensors
+        monkeypatch.setattr(disks, "write_tensors", self)
+
+    def __call__(self, *given: Any) -> None:
+        self.begun.set()
+        assert self.may_go_on.wait(60)
+        self.write(*given)
+
+
+def test_the_last_commit_is_never_left_out(
+    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(monkeypatch)
+    state = stored(tmp_path, at=0)
+    for state.at in range(1, 5):
+        with torch.no_grad():
+            state.model[0].weight.fill_(state.at)
+        state.commit()
+        assert slow.begun.wait(60)  # the first one is not replaced
+    slow.may_go_on.set()
+    state._end()
+    assert state._disk.numbers() == [4, 1]
+    for at in (4, 1):
+        after = stored(tmp_path, at=0)
+        after._load_stored()
+        assert after.at == at and bool((after.model[0].weight == at).all())
+        shutil.rmtree(tmp_path / f"commit-{at:010}")
+
+
+def test_a_disk_that_hangs_is_one_warning(
+    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = Slow(monkeypatch)
+    state = stored(tmp_path, at=0)
+    state.commit()
+    state._disk.finish(0.2)
+    assert ["is still not in" in text for text in caplog.messages] == [True]
+    slow.may_go_on.set()
+    state._disk.finish()
+    assert state._disk.numbers() == [1]
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise OSError", "fork", "spawn"])
+def test_the_end_waits_for_the_last_commit(tmp_path: Path, end: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, os, sys, time, torch\n"
+        "from gradwire.torch.elastic import _disk\n"
+        "write = _disk.write_tensors\n"
+        "_disk.write_tensors = lambda *given: (time.sleep(0.3), write(*given))\n"
+        "def work():\n"
+        f"    disk = _disk.Disk({str(tmp_path / 'commits')!r}, 1)\n"
+        "    for at in range(1, 4):\n"
+        "        disk.write(at, {'at': torch.full((1,), at)})\n"
+        "        time.sleep(0.1)\n"
+        "if __name__ == '__main__':\n"
+        f"    method = {end if end in ('fork', 'spawn') else None!r}\n"
+        "    if method is None:\n"
+        "        work()\n"
+        "        if os.fork() == 0:  # the child does not wait for a thread that it lacks\n"
+        "            sys.exit()\n"
+        "        os.wait()\n"
+        "    else:\n"
+        "        one = multiprocessing.get_context(method).Process(target=work)\n"
+        "        one.start()\n"
+        "        one.join()\n" + (f"    {end}\n" if "(" in end or " " in end else "")
+    )
+    subprocess.run([sys.executable, str(program)], timeout=60, capture_output=True)
+    assert [each.name[-2:] for each in sorted((tmp_path / "commits").iterdir())] == ["01", "03"]
+
+
+def test_what_killed_ranks_left_is_removed(alone: None, tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = socket.gethostname()
+    hours = {
+        f".commit-0000000003.{here}.{ended.pid}": 0,
+        f".commit-0000000004.{here}.{os.getppid()}": 2,
+        ".commit-0000000005.elsewhere.1": 0,
+        ".commit-0000000006.else.where.1": 2,
+        ".commit-0000000007.77": 2,
+        ".other": 2,
+    }
+    now = time.time()
+    for name, age in hours.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tensors.safetensors").write_text("")
+        for path in (tmp_path / name / "tensors.safetensors", tmp_path / name):
+            os.utime(path, (now - age * 3600,) * 2)
+    # It is still being written, although its folder is old.
+    os.utime(tmp_path / ".commit-0000000007.77" / "tensors.safetensors")
+    state = stored(tmp_path, at=1)
+    state.commit()
+    state._disk.finish()
+    left = {each.name for each in tmp_path.iterdir()}
+    gone = {f".commit-0000000003.{here}.{ended.pid}", ".commit-0000000006.else.where.1"}
+    assert left == {"commit-0000000001", *hours} - gone
+
+
+def test_a_commit_without_an_attribute_is_named(alone: None, tmp_path: Path) -> None:
+    state = stored(tmp_path, at=1, old=2)
+    state.commit()
+    state._disk.finish()
+    for values in ({"at": 1, "new": 2}, {"at": 1, "more": Loader()}):
+        with pytest.raises(ValueError, match=r"commit-0000000001 has no (new|more),"):
+            stored(tmp_path, **values)._load_stored()
+    fewer = stored(tmp_path, at=0)
+    fewer._load_stored()
+    fewer.save()
+    assert fewer.at == 1 and not hasattr(fewer, "old")
+
+
+def test_commits_need_a_directory(alone: None, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        with pytest.raises(ValueError, match=f"{place}' can't contain commits: Not a directory"):
+            stored(tmp_path / place)
 
 
 def test_a_full_disk_is_one_warning(
@@ -294,7 +492,7 @@ def test_a_full_disk_is_one_warning(
     for _ in range(3):
         state.commit()
         state._disk.finish()
-    assert [each for each in tmp_path.iterdir() if each.suffix != ".77"] == []
+    assert list(tmp_path.iterdir()) == []
     [warning] = caplog.messages
     assert "commit 1 can't be written" in warning and "No space left" in warning
 
@@ -302,8 +500,9 @@ def test_a_full_disk_is_one_warning(
 def test_disk_takes_no_objects(alone: None, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"others\.thing can't be written to disk"):
         stored(tmp_path, thing=object())
-    with pytest.raises(ValueError, match="every=0"):
-        stored(tmp_path, every=0)
+    for every in (0, -1, 1.5, None):
+        with pytest.raises(ValueError, match=f"every={every}: it must be "):
+            stored(tmp_path, every=every)
 
 
 def test_what_is_being_written_does_not_change(alone: None, tmp_path: Path) -> None:

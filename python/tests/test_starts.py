@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from functions import horovods_variables, raises, shares
 from launching import LAUNCHER, LIMIT, Job, remains, running, until
 
 import gradwire
+from gradwire import _start
 
 SCRIPT = """
 import os
@@ -77,6 +79,58 @@ def test_without_a_launcher(job: Job) -> None:
     assert "AGAIN 1" in done.stdout and done.returncode == 0, done.stdout
     # It has no other output, and its services have ended with it (CLEAN).
     assert len(done.stdout.splitlines()) == 2, done.stdout
+
+
+def test_variables_of_another_job_are_not_read(job: Job) -> None:
+    stale = {"GRADWIRE_ELASTIC": "1", "GRADWIRE_EPOCH": "3", "GRADWIRE_WORKERS": "1,2"}
+    done = job(SCRIPT, ranks=None, GRADWIRE_WORKER="2", GRADWIRE_SERVERS="2", **stale)
+    assert "RANK 0 of 1 local 0 of 1 sum 1.0" in done.stdout, done.stdout
+
+
+def test_the_variables_of_a_launch_are_all_known() -> None:
+    source = (Path(__file__).parents[2] / "settings" / "src" / "layers.rs").read_text()
+    reserved = re.findall(r'^    "(GRADWIRE_\w+)",$', source, re.MULTILINE)
+    of_users = {f"GRADWIRE_{name}" for name in ("ALONE", "BIND", "CONFIG", "STDERR")}
+    assert set(reserved) - of_users == {*_start._LAUNCH, *_start._NUMBERS}
+
+
+# Rank 0 starts jobs while it is a rank, and afterwards.
+JOBS_IN_A_JOB = """
+import os, subprocess, sys
+import gradwire as gw, numpy as np
+gw.init()
+first = gw.rank() == 0
+if first:
+    print("INSIDE", gw.run(divmod, (7, 2), np=2), flush=True)
+    print("ELASTIC", gw.run(divmod, (7, 2), np=2, min_np=1), flush=True)
+gw.barrier()
+gw.shutdown()
+if first:
+    print("AFTER", gw.run(divmod, (7, 2), np=2), flush=True)
+    if sys.argv[1:] == ["child"]:
+        child = "import gradwire as gw; gw.init(); print('CHILD', gw.rank(), gw.size(), flush=True)"
+        subprocess.run([sys.executable, "-c", child], check=True)
+        left = {name for name in os.environ if name.startswith("GRADWIRE_")}
+        assert not {name for name in left if "__" not in name} - {"GRADWIRE_STDERR"}, left
+        assert "GRADWIRE_ELASTIC__TIMEOUT_MS" not in left
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--min-np", "1")], ids=["plain", "elastic"])
+def test_a_rank_can_start_jobs(tmp_path: Path, options: tuple[str, ...]) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(JOBS_IN_A_JOB)
+    words = [LAUNCHER, "run", "-np", "2", *options, "--", sys.executable, str(program)]
+    done = subprocess.run(
+        [*words, *(["child"] if options else [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
+    for name in ("INSIDE", "ELASTIC", "AFTER"):
+        assert f"{name} [(3, 1), (3, 1)]" in done.stdout, done.stdout
+    assert ("CHILD 0 1" in done.stdout) == bool(options) and done.returncode == 0, done.stdout
 
 
 def torchrun(program: str, tmp_path: Path, ranks: int) -> subprocess.CompletedProcess[str]:

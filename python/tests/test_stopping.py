@@ -27,10 +27,12 @@ thread = threading.Thread(target=elsewhere)
 thread.start()
 thread.join()
 assert "main thread" in wrong[0], wrong
-try:
-    gw.should_stop(signal.SIGKILL)
-except gw.InvalidRequest as error:
-    assert "can't be noted" in str(error), error
+for bad in (signal.SIGKILL, 2**70, 10.0, [10]):
+    try:
+        gw.should_stop(bad)
+        raise AssertionError(bad)
+    except gw.InvalidRequest as error:
+        assert "can't be noted" in str(error), error
 step = 0
 while not gw.should_stop(signal.SIGUSR1):
     if step == 5 and gw.rank() == gw.size() - 1:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gradwire import _epochs, _native, _world
+from gradwire._arguments import whole_number
 from gradwire._ops import Adasum, ReduceOp
 from gradwire._world import ProcessSet, native_set
 from gradwire.torch import _agreement
@@ -34,9 +35,9 @@ def checked_passes(passes: int) -> int:
     """Returns the number of passes.
 
     Raises:
-        ValueError: It is less than 1.
+        ValueError: It is not a whole number, or less than 1.
     """
-    if passes < 1:
+    if whole_number("backward_passes_per_step", passes) < 1:
         raise ValueError(f"backward_passes_per_step={passes}: it must be at least 1")
     return passes
 

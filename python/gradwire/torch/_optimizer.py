@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gradwire._arguments import factor, whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
 from gradwire._world import ProcessSet, global_process_set, is_initialized, session
@@ -72,19 +73,16 @@ def _groups(
     """Returns the parameters of each request; a large group is split into several requests."""
     if groups is None:
         return []
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(
-                f"groups={groups}: it must be a number of groups, or lists of parameters"
-            )
-        count = min(groups, len(trainable))
+    if not isinstance(groups, Iterable):
+        count = min(whole_number("groups", groups), len(trainable))
         each, more = divmod(len(trainable), max(count, 1))
         sizes = [each + (at < more) for at in range(count)]
         rest = iter(trainable)
         return _requests([next(rest) for _ in range(size)] for size in sizes)
     own, seen = {id(parameter) for parameter in trainable}, set()
     for group in groups:
-        for parameter in group:
+        is_group = isinstance(group, Iterable) and not isinstance(group, torch.Tensor)
+        for parameter in group if is_group else [None]:
             if not isinstance(parameter, torch.Tensor):
                 raise ValueError("groups must be a number, or lists of the optimizer's parameters")
             if id(parameter) in seen:
@@ -184,7 +182,7 @@ def DistributedOptimizer(
     op = reduce_op(op)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor requires op=Average")
-    if gradient_predivide_factor <= 0:
+    if factor("gradient_predivide_factor", gradient_predivide_factor) <= 0:
         raise ValueError(
             f"gradient_predivide_factor={gradient_predivide_factor}: it must be positive"
         )

@@ -153,6 +153,17 @@ def test_values_that_are_not_tensors() -> None:
                 call(odd)
 
 
+def test_arguments_of_other_types() -> None:
+    for odd in (2**70, -1, "x", None):
+        with pytest.raises(gw.InvalidRequest, match="must be a ProcessSet"):
+            gw.remove_process_set(odd)
+    handle = gw.allreduce_async(np.ones(2))
+    for odd in (10**400, "x", [1]):
+        with pytest.raises(gw.InvalidRequest, match="timeout="):
+            handle.wait(odd)
+    assert handle.wait(60.0)[0] == 1.0
+
+
 def test_read_only_outputs() -> None:
     """Checks that an in-place operation is rejected before it starts."""
     torch = pytest.importorskip("torch")

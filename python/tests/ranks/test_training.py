@@ -249,6 +249,11 @@ def test_invalid_optimizer_arguments() -> None:
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "op=Average"),
         ({"groups": [[names[0][1]], [names[0][1]]]}, "more than one group"),
         ({"groups": -1}, "groups=-1"),
+        ({"groups": 1.5}, "groups=1.5"),
+        ({"groups": [names[0][1]]}, "groups must be"),
+        ({"backward_passes_per_step": "x"}, "backward_passes_per_step='x'"),
+        ({"gradient_predivide_factor": float("nan")}, "gradient_predivide_factor=nan"),
+        ({"gradient_predivide_factor": 10**400}, "gradient_predivide_factor=10"),
     ]
     for options, text in cases:
         with pytest.raises(ValueError, match=text):

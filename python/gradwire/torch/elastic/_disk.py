@@ -5,26 +5,41 @@
 
 A thread writes a commit into a hidden folder, which gets its name when it is complete. So whatever
 ends the job, the newest folder with a name is complete. Neither file can contain code.
+
+While it writes, newer commits replace each other, and the last one is written next. So a slow disk
+costs commits in between, but neither the last one nor the time of the training.
+
+A process that is killed leaves its hidden folder, which the next one to write removes. The folder's
+name says which process it was (CLEAN).
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
 import os
 import re
 import shutil
+import socket
 import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
 
 _KEPT = 2
 _NAME = re.compile(r"commit-(\d{10})")
+# With the host and the process that writes it.
+_HIDDEN = re.compile(r"\.commit-\d{10}\.(.+)\.(\d+)")
+# When a hidden folder is abandoned whose process can't be asked about, because it is elsewhere.
+_ABANDONED_NS = 3600 * 10**9
+# How long the end of a training waits for the disk.
+_PATIENCE_SECONDS = 600.0
 _log = logging.getLogger("gradwire")
 # The names of safetensors.
 _NAMES = {
@@ -44,6 +59,8 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 # JSON has neither tensors nor all of Python's containers: these are objects with one of these keys.
 _TENSOR, _TUPLE, _SET, _PAIRS = "$tensor", "$tuple", "$set", "$pairs"
+# What damaged files raise.
+_DAMAGES = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -51,7 +68,7 @@ def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
     Args:
         value: The value.
-        path: Its name.
+        path: Where it is, for messages and for the names of tensors.
         tensors: Receives the tensors, by the names that stand for them.
 
     Raises:
@@ -59,8 +76,10 @@ def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         if value.layout == torch.strided and value.dtype in _NAMES:
-            tensors[path] = value
-            return {_TENSOR: path}
+            # With a number, because `a.b` may be a key, or a key in `a`, and 0 may be a text.
+            name = f"{path}#{len(tensors)}"
+            tensors[name] = value
+            return {_TENSOR: name}
     elif value is None or type(value) in (bool, int, float, str):
         return value
     elif type(value) is list:
@@ -135,8 +154,10 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """Returns the tensors of a file of safetensors."""
     with file.open("rb") as source:
         length = int.from_bytes(source.read(8), "little")
+        first, size = 8 + length, file.stat().st_size
+        if first > size:
+            raise ValueError(f"{file.name} is incomplete")
         header = json.loads(source.read(length))
-    first, size = 8 + length, file.stat().st_size
     mapped = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
     tensors = {}
     for name, about in header.items():
@@ -148,71 +169,145 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def _runs(process: int) -> bool:
+    """Returns whether this host has such a process."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _changed_ns(folder: Path) -> int:
+    """Returns when a folder or a file in it was last written to."""
+    times = [0]
+    for path in (folder, *folder.glob("*")):
+        with contextlib.suppress(OSError):  # it was removed or renamed meanwhile
+            times.append(path.stat().st_mtime_ns)
+    return max(times)
+
+
 class Disk:
     """The commits in a directory.
 
     Args:
         directory: The directory, which is created.
         every: How many commits there are for each that is written.
+
+    Raises:
+        InvalidRequest: It is not a directory, or can't be read, or ``every`` is invalid.
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: int) -> None:
-        if every < 1:
+        if whole_number("every", every) < 1:
             raise InvalidRequest(f"every={every}: it must be at least 1", kind="invalid")
         self.directory, self.every = Path(directory), every
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        # What the thread writes next: the number, the JSON, and the tensors.
+        self._next: tuple[int, str, dict[str, torch.Tensor]] | None = None
+        # The process that has written.
+        self._process: int | None = None
         self._warned = False
+        # Commits that ``read`` has found damaged.
+        self._damaged: set[int] = set()
+        self.numbers()  # tells all ranks at once if it is not a directory
 
     def numbers(self) -> list[int]:
-        """Returns the numbers of the complete commits, the newest first."""
-        with contextlib.suppress(FileNotFoundError):
-            found = (_NAME.fullmatch(each.name) for each in self.directory.iterdir())
-            return sorted((int(match[1]) for match in found if match), reverse=True)
-        return []
+        """Returns the numbers of the complete commits, the newest first.
 
-    def read(self) -> Any:
-        """Returns the newest commit that can be read; None without one."""
+        Raises:
+            InvalidRequest: The directory can't be read. It need not exist.
+        """
+        try:
+            found = [_NAME.fullmatch(name) for name in os.listdir(self.directory)]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise InvalidRequest(
+                f"directory={str(self.directory)!r} can't contain commits: {error.strerror}",
+                kind="invalid",
+            ) from None
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def read(self) -> tuple[Path, dict[str, Any]] | None:
+        """Returns the newest commit that can be read, after its folder; None without one."""
         for number in self.numbers():
             folder = self._folder(number)
             try:
                 text = json.loads((folder / "state.json").read_text())
-                return decoded(text, read_tensors(folder / "tensors.safetensors"))
-            except (OSError, ValueError, KeyError, RuntimeError) as error:
-                _log.warning("the commit %s can't be read: %s", folder, error)
+                state = decoded(text, read_tensors(folder / "tensors.safetensors"))
+                if isinstance(state, dict):
+                    return folder, state
+                error: Exception = ValueError("state.json does not contain a state")
+            except _DAMAGES as caught:
+                error = caught
+            self._damaged.add(number)
+            _log.warning("the commit %s can't be read: %s", folder, error)
         return None
 
-    def write(self, number: int, state: Any) -> bool:
-        """Starts to write a commit, whose tensors must not change any more.
+    def write(self, number: int, state: Any) -> None:
+        """Writes a commit in the background, whose tensors must not change any more.
 
-        Returns:
-            False if an earlier commit is still being written: then this one is left out.
+        It replaces an earlier one that waits for the disk.
 
         Raises:
             InvalidRequest: The state contains what can't be written.
         """
-        if self._thread is not None and self._thread.is_alive():
-            return False
         tensors: dict[str, torch.Tensor] = {}
         text = json.dumps(encoded(state, "state", tensors))
-        self._thread = threading.Thread(
-            target=self._write, args=(number, text, tensors), name="gw-commit", daemon=False
-        )
-        self._thread.start()
-        return True
+        with self._lock:
+            self._next = (number, text, tensors)
+            if self._thread is None:
+                # A disk that hangs must not keep the process: `finish` waits instead (WAIT).
+                self._thread = threading.Thread(
+                    target=self._write_all, name="gw-commit", daemon=True
+                )
+                self._thread.start()
+                self._finish_at_exit()
 
-    def finish(self) -> None:
-        """Waits for the commit that is being written."""
-        if self._thread is not None:
-            self._thread.join()
+    def finish(self, limit: float = _PATIENCE_SECONDS) -> None:
+        """Waits until the last commit is written, for a limited time."""
+        thread = self._thread
+        if thread is None or self._process != os.getpid():
+            return  # a forked child has no such thread
+        thread.join(limit)
+        if thread.is_alive():
+            _log.warning(
+                "the last commit is still not in %s after %g s: it is lost if the process ends",
+                self.directory,
+                limit,
+            )
+
+    def _finish_at_exit(self) -> None:
+        """Makes this process finish before it ends, once."""
+        if self._process is None:
+            self._process = os.getpid()
+            # `multiprocessing` ends its processes without calling the functions of atexit.
+            register = getattr(threading, "_register_atexit", atexit.register)
+            with contextlib.suppress(RuntimeError):  # it ends already
+                register(self.finish)
+
+    def _write_all(self) -> None:
+        while True:
+            with self._lock:
+                commit, self._next = self._next, None
+                if commit is None:
+                    self._thread = None
+                    return
+            self._write(*commit)
 
     def _folder(self, number: int) -> Path:
         return self.directory / f"commit-{number:010}"
 
     def _write(self, number: int, text: str, tensors: dict[str, torch.Tensor]) -> None:
         folder = self._folder(number)
-        hidden = self.directory / f".{folder.name}.{os.getpid()}"
+        hidden = self.directory / f".{folder.name}.{socket.gethostname()}.{os.getpid()}"
         try:
             hidden.mkdir(parents=True, exist_ok=True)
+            self._clean(hidden)
             write_tensors(hidden / "tensors.safetensors", tensors)
             with (hidden / "state.json").open("w") as target:
                 target.write(text)
@@ -221,9 +316,9 @@ class Disk:
             if folder.exists():  # of a job that ended after it, and began again before it
                 shutil.rmtree(folder)
             hidden.rename(folder)
-            for old in self.numbers()[_KEPT:]:
-                shutil.rmtree(self._folder(old), ignore_errors=True)
-        except OSError as error:
+            self._damaged.discard(number)
+            self._prune(number)
+        except Exception as error:  # whatever it is, it must not end the training
             shutil.rmtree(hidden, ignore_errors=True)
             if not self._warned:
                 self._warned = True
@@ -234,3 +329,25 @@ class Disk:
                     self.directory,
                     error,
                 )
+
+    def _clean(self, own: Path) -> None:
+        """Removes the hidden folders of processes that are gone, except this one's."""
+        for other in self.directory.glob(".commit-*"):
+            if other == own:
+                continue
+            match = _HIDDEN.fullmatch(other.name)
+            if match and match[1] == socket.gethostname():
+                is_gone = not _runs(int(match[2]))
+            else:
+                # Both times are the file system's: the clocks of hosts differ.
+                is_gone = _changed_ns(own) - _changed_ns(other) > _ABANDONED_NS
+            if is_gone:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _prune(self, newest: int) -> None:
+        """Removes all commits before the last ones that can be read, of those up to ``newest``."""
+        found = [number for number in self.numbers() if number <= newest]
+        kept = [number for number in found if number not in self._damaged][:_KEPT]
+        for old in found:
+            if len(kept) == _KEPT and old < kept[-1]:
+                shutil.rmtree(self._folder(old), ignore_errors=True)

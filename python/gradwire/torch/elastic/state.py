@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from gradwire._errors import InvalidRequest
 from gradwire._objects import allgather_object, broadcast_object
 from gradwire._world import rank
 from gradwire.elastic import ObjectState
@@ -275,7 +276,9 @@ class TorchState(ObjectState):
         model: The model, or None.
         optimizer: The optimizer, or None. It may be a ``DistributedOptimizer``.
         directory: Where rank 0 also writes commits, in the background. A new job continues with the
-            newest one there; the state then consists of tensors, numbers, texts and containers.
+            newest one there; the state then consists of tensors, numbers, texts and containers. If
+            the disk is slower than the training, commits before the last one are left out, and
+            copies of up to three are in memory.
         every: How many commits there are for each that is written.
         **kwargs: Further attributes and their first values.
 
@@ -352,17 +355,34 @@ class TorchState(ObjectState):
         if self._commits % self._disk.every == 0 and rank() == 0:
             self._disk.write(self._commits, self._all_saved())
 
+    def _end(self) -> None:
+        if self._disk is not None:
+            self._disk.finish()
+
     def _stored(self) -> int:
         return next(iter(self._disk.numbers()), 0) if self._disk is not None else 0
 
     def _load_stored(self) -> None:
         assert self._disk is not None, "it has found a commit"
+        # Later commits get larger numbers than all that are there, also those that are damaged.
+        self._commits = self._stored()
         found = self._disk.read()
         if found is None:
             return
+        folder, state = found
+        handled, others = state.get("handled", {}), state.get("others", {})
+        for name in (*self._handlers, *self._saved_state):
+            if name not in (handled if name in self._handlers else others):
+                raise InvalidRequest(
+                    f"the commit {folder} has no {name}, because the state had no such attribute "
+                    "then: leave it out, or begin in another directory=",
+                    kind="invalid",
+                )
         for name, handler in self._handlers.items():
-            handler.load(found["handled"][name])
-        self._saved_state = found["others"]
+            handler.load(handled[name])
+        # What the state no longer has is dropped.
+        kept = {name: others[name] for name in self._saved_state}
+        self._saved_state = {**kept, "_commits": self._commits}
         super().restore()
 
     def _news(self) -> Any:
