@@ -97,7 +97,7 @@ def test_a_job_moves_to_another_host(tmp_path: Path) -> None:
     assert code == 0, said
     assert [line["size"] for line in rounds] == [2, 4, 2], said
     assert [line["host"] for line in rounds] == ["localhost", "localhost", "127.0.0.1"], said
-    # The one that was first among the newcomers has the state now.
+    # The first newcomer has the state now.
     assert [line["first"] for line in rounds] == [0, 0, 2], said
     assert rounds[2]["epoch"] == 3, said
 
