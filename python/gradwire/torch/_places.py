@@ -124,22 +124,33 @@ class Place:
         return _users is not None and _users_of(self._lent) <= self._alone
 
 
-def is_alone(gradient: torch.Tensor) -> bool:
-    """Returns whether nothing else uses a gradient's memory: no tensor, array or storage."""
+def is_alone(gradient: torch.Tensor, in_its_storage: bool = True) -> bool:
+    """Returns whether nothing else uses a gradient's memory: no tensor, array or storage.
+
+    Args:
+        gradient: The gradient.
+        in_its_storage: Whether other tensors on its storage count.
+    """
     # If PyTorch can't tell, something may.
     if _uses is None or (_users is None and gradient._is_view()):
         return False
-    return _users_of(gradient) + _uses(gradient) <= _users_of_an_unused_one()
+    return _uses_of(gradient, in_its_storage) <= _uses_of_an_unused_one(in_its_storage)
 
 
 @cache
-def _users_of_an_unused_one() -> int:
-    """Returns the users of a gradient that only PyTorch uses; releases differ."""
-    assert _uses is not None, "it is counted"
+def _uses_of_an_unused_one(in_its_storage: bool) -> int:
+    """Returns the uses of a gradient that only PyTorch uses; releases differ."""
     with torch.inference_mode(False):
         parameter = torch.nn.Parameter(torch.empty(1, device="cpu"))
         parameter.grad = torch.empty(1, device="cpu")
-    return _users_of(parameter.grad) + _uses(parameter.grad)
+    return _uses_of(parameter.grad, in_its_storage)
+
+
+def _uses_of(gradient: torch.Tensor, in_its_storage: bool) -> int:
+    assert _uses is not None, "they are counted"
+    if in_its_storage:
+        return _uses(gradient) + _users_of(gradient)
+    return _uses(gradient) + sys.getrefcount(gradient.untyped_storage())
 
 
 def _users_of(tensor: torch.Tensor) -> int:

@@ -101,9 +101,10 @@ def _is_new_part(gradient: torch.Tensor) -> bool:
     """Returns whether autograd has just created a gradient as a part of a larger tensor.
 
     Gradients of concatenated parameters share a tensor that the program does not know. Autograd has
-    not added to this gradient, which would have changed its version.
+    not added to this gradient, which would have changed its version, and no hook has lent it.
     """
-    return gradient._version == 0 and is_a_part(gradient)
+    is_new = gradient._version == 0 and is_a_part(gradient)
+    return is_new and is_alone(gradient, in_its_storage=False)
 
 
 def _copy(into: torch.Tensor, source: torch.Tensor) -> None:

@@ -191,6 +191,25 @@ def test_what_uses_a_gradients_memory_keeps_it(how: str) -> None:
         assert read() == parameter.grad.tolist() == [step + 1.0] * 2
 
 
+@pytest.mark.parametrize("how", ["storage", "dlpack"])
+def test_parts_that_a_hook_lends(how: str, sent: str) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    read: list[Callable[[], list[float]]] = []
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(lambda p: read.append(KEPT[how](p.grad)))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, lr=1.0), list(zip("ab", parameters))
+    )
+    for step in range(3):
+        read.clear()
+        for parameter in parameters:
+            parameter.grad = None
+        (torch.cat(parameters) * (step + hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+        for parameter, its in zip(parameters, read):
+            assert its() == parameter.grad.tolist() == [step + total(hvd.Average)] * 2
+
+
 def test_kept_gradients_without_user_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
