@@ -184,6 +184,31 @@ def error_of(name: str, word: int, layout: object) -> Exception | None:
     return None
 
 
+def refusal(about: int, turn: int) -> str | None:
+    """Returns why all ranks refuse the step, from the union about the optimizer; None to go on.
+
+    Args:
+        about: The union.
+        turn: ``FIRST`` or ``AGAIN``, as this rank has reported.
+    """
+    closures = about & (LOSS | NO_LOSS)
+    if about & FAILED:
+        return "another rank can't take part in the step: see its error"
+    if about & (FIRST | AGAIN) != turn:
+        return (
+            "the ranks make different calls of the optimizer: call synchronize(), step() and "
+            "skip_synchronize() on all ranks"
+        )
+    if closures and last_call(about) is Call.STEP:
+        return "only some ranks call step() with a closure: do it on all ranks"
+    if closures == LOSS | NO_LOSS:
+        return (
+            "the closure has returned a loss only on some ranks: return a number on all ranks, for "
+            "example a zero for an empty batch"
+        )
+    return None
+
+
 def disagree(error: str) -> InvalidRequest:
     """Returns an error about optimizers that differ between the ranks."""
     return InvalidRequest(error, kind="invalid")

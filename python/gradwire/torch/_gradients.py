@@ -141,29 +141,11 @@ class Exchange(Submissions):
         self._learn(about)
         if about & _agreement.NEW:
             yield from self.identity.agree_on_number()
-        turns = about & (_agreement.FIRST | _agreement.AGAIN)
-        closures = about & (_agreement.LOSS | _agreement.NO_LOSS)
-        alone = closures and _agreement.last_call(about) is Call.STEP
-        differ = closures == _agreement.LOSS | _agreement.NO_LOSS
-        apart = _agreement.steps_differ(about)
-        if about & _agreement.FAILED or turns != turn or alone or differ or apart:
+        refusal, apart = _agreement.refusal(about, turn), _agreement.steps_differ(about)
+        if refusal is not None or apart:
             yield from self._end_flights(dict(zip(self._by_name, unions)))
-            if problem is not None:
-                raise problem
-            if about & _agreement.FAILED or turns != turn:
-                raise _agreement.disagree(
-                    "another rank can't take part in the step: see its error"
-                    if about & _agreement.FAILED
-                    else "the ranks make different calls of the optimizer: call synchronize(), "
-                    "step() and skip_synchronize() on all ranks"
-                )
-            if alone or differ:
-                raise _agreement.disagree(
-                    "only some ranks call step() with a closure: do it on all ranks"
-                    if alone
-                    else "the closure has returned a loss only on some ranks: return a number on "
-                    "all ranks, for example a zero for an empty batch"
-                )
+            if refusal is not None:
+                raise problem or _agreement.disagree(refusal)
             raise AssertionError((yield from self._difference_in_steps(steps)))
         words = dict(zip(self._by_name, map(_agreement.settled, unions)))
         yield from self._compare_replaced(words)

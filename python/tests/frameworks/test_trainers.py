@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 TRAINERS = ["accelerate", "transformers", "lightning"]
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-# Transformers has none. That of Accelerate starts one process on CPUs, unless it has mpirun.
+# Transformers has no launcher. Without mpirun, Accelerate's launcher starts one process on CPUs.
 OWN = {"accelerate": TORCHRUN, "transformers": TORCHRUN, "lightning": [PYTHON]}
 ONE = [LAUNCHER, "run", "-np", "2", "--", PYTHON]
 TWO = [LAUNCHER, "run", "-np", "4", "-H", "127.0.0.1:2,127.0.0.2:2", "--", PYTHON]
