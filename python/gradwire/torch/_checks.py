@@ -56,14 +56,16 @@ def digest(gradient: torch.Tensor | None) -> int:
     return _digest(gradient.values())
 
 
+def value_digest(tensor: torch.Tensor) -> int:
+    """Returns 31 bits that change with the values of a tensor on any device."""
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    return digest(tensor.cpu())
+
+
 def word(gradient: torch.Tensor | None) -> int:
     """Returns the word of a gradient for a comparison between ranks, on any device."""
-    if gradient is None:
-        own = 0
-    else:
-        if gradient.layout != torch.strided:
-            gradient = gradient.to_dense()
-        own = digest(gradient.cpu())
+    own = 0 if gradient is None else value_digest(gradient)
     return own | (own ^ _ALL) << _BITS
 
 
