@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use gradwire_keys::{Adopt, HugePages, MIN_IN_FLIGHT, MIN_SEGMENT_BYTES, RankSettings};
+use gradwire_keys::{
+    Adopt, CheckFinite, HugePages, MIN_IN_FLIGHT, MIN_SEGMENT_BYTES, RankSettings,
+};
 use gradwire_proto::{Epoch, JobId, Secret};
 use gradwire_shm::{
     arena::{Arena, ArenaConfig},
@@ -170,6 +172,13 @@ impl SessionBuilder {
         self
     }
 
+    /// What happens when this rank contributes NaN or an infinite value to a reduction, a gather or
+    /// an alltoall. By default nobody looks; looking reads each tensor once more.
+    pub fn check_finite(mut self, check: CheckFinite) -> Self {
+        self.launch.tuning.checks.finite = check;
+        self
+    }
+
     /// Unnamed operations may be in flight from several threads at once. The program ensures that
     /// the threads start them in the same order on all ranks; otherwise results get mixed up. By
     /// default this is an error.
@@ -230,6 +239,7 @@ impl SessionBuilder {
             adopt_bytes,
             any_thread,
             check_gradients: tuning.checks.gradients,
+            check_finite: tuning.checks.finite,
             stop_signal: tuning.worker.stop_signal,
         };
         let elastic = worker.map(|worker| Elastic::new(launch, worker, attached));

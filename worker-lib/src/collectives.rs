@@ -26,6 +26,7 @@ use gradwire_shm::control::{Origin, Submission};
 use crate::{
     epoch::Membership,
     error::{GradwireError, Result},
+    finite::Inspection,
     handle::{Handle, NotStarted, Start},
     memory::{Buffer, FromBuffer, Keep, Memory, Output, Payload},
     naming::{Numbered, PAIRS, Way},
@@ -290,6 +291,8 @@ impl Session {
             let free = membership.shared.wait_for_name(&(number, name.clone()));
             free.inspect_err(|_| membership.settle(number, numbered, false))?;
         }
+        let rank = membership.world.rank;
+        let inspection = Inspection::of(self.limits().check_finite, rank, &request, inputs);
         let submission = Submission {
             ticket: 0, // `submit` sets it
             process_set: number.0,
@@ -303,7 +306,7 @@ impl Session {
             outputs: to,
         };
         let movable = !matches!(into, Target::InPlace);
-        let submitted = self.submit(&membership.shared, submission, memory, movable);
+        let submitted = self.submit(&membership.shared, submission, memory, movable, inspection);
         if let Some(numbered) = &numbered {
             membership.settle(number, numbered, submitted.is_ok());
         }
@@ -318,8 +321,10 @@ impl Session {
         submission: Submission,
         memory: Vec<Keep>,
         movable: bool,
+        inspection: Option<Inspection>,
     ) -> Result<u64> {
-        let prepared = shared.prepare(submission, memory, movable)?;
+        let mut prepared = shared.prepare(submission, memory, movable)?;
+        prepared.inspection = inspection;
         let ticket = prepared.ticket();
         let submitted = match self.gate() {
             None => shared.submit(&prepared),

@@ -158,6 +158,7 @@ mod epoch;
 mod error;
 mod exchange;
 // For the simulation of elastic jobs.
+mod finite;
 #[doc(hidden)]
 pub mod formation;
 mod futures;
@@ -202,7 +203,7 @@ pub use elastic::{Change, Rejoined};
 pub use element::{Bool, Element};
 pub use error::GradwireError;
 pub use gate::Gate;
-pub use gradwire_keys::{Adopt, CheckGradients, HugePages, StopSignal};
+pub use gradwire_keys::{Adopt, CheckFinite, CheckGradients, HugePages, StopSignal};
 pub use gradwire_proto::{
     Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, Rank, ReduceOp, Secret,
     TensorName, TypeError, WireError, auth::SecretError,

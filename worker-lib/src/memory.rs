@@ -17,7 +17,7 @@ use std::{
     slice,
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -31,6 +31,7 @@ use gradwire_shm::{
 use crate::{
     element::Element,
     error::{GradwireError, Result},
+    finite::{self, Found},
     sizes,
 };
 
@@ -122,6 +123,34 @@ impl Memory {
     /// Keeps the memory allocated while the daemon writes it.
     pub(crate) fn lend_mut(&self) -> Keep {
         Keep { written: self.start..self.start + self.byte_len(), ..self.lend() }
+    }
+
+    /// Looks for values that are not finite. No operation on it is in flight.
+    pub(crate) fn not_finite(&self) -> Option<Found> {
+        let start = self.as_ptr();
+        let bytes = self.byte_len() as usize;
+        /// The numbers of a tensor as atomic words, because others may have views of its memory.
+        macro_rules! numbers {
+            ($atomic:ty) => {{
+                // SAFETY: the memory is `bytes` long and mapped while the block lives, which `self`
+                // keeps. Blocks are aligned to 64 bytes and views to their elements, so to the
+                // numbers in them. The loads are atomic.
+                let numbers = unsafe {
+                    slice::from_raw_parts(start.cast::<$atomic>(), bytes / size_of::<$atomic>())
+                };
+                finite::look(self.dtype, numbers.iter().map(|each| u64::from(each.load(Relaxed))))
+            }};
+        }
+        match self.dtype {
+            DType::C64 => numbers!(AtomicU32),
+            DType::C128 => numbers!(AtomicU64),
+            other => match other.size() {
+                1 => numbers!(AtomicU8),
+                2 => numbers!(AtomicU16),
+                4 => numbers!(AtomicU32),
+                _ => numbers!(AtomicU64),
+            },
+        }
     }
 
     /// Writes the whole tensor. Other owners of the memory may see a partial write.

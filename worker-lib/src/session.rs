@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_keys::{CheckGradients, StopSignal};
+use gradwire_keys::{CheckFinite, CheckGradients, StopSignal};
 use gradwire_proto::{
     Compression, DType, Failure, FailureKind, JobId, Shape,
     pb::{self, worker_message::Message},
@@ -72,6 +72,8 @@ pub(crate) struct Limits {
     pub(crate) any_thread: bool,
     /// When gradients are compared by value.
     pub(crate) check_gradients: CheckGradients,
+    /// What happens when this rank contributes a value that is not finite.
+    pub(crate) check_finite: CheckFinite,
     /// The signal with which a batch system asks all ranks to stop.
     pub(crate) stop_signal: StopSignal,
 }

@@ -38,6 +38,7 @@ use parking_lot::Mutex;
 use crate::{
     elastic::Change,
     error::{GradwireError, Result},
+    finite::Inspection,
     link,
     memory::{Keep, Output},
     segments::Segments,
@@ -59,6 +60,8 @@ pub(crate) struct Prepared {
     submission: Submission,
     /// When the call began, if the job is traced.
     began: Option<u64>,
+    /// What is looked at before the daemon gets it.
+    pub(crate) inspection: Option<Inspection>,
 }
 
 impl Prepared {
@@ -88,6 +91,8 @@ pub(crate) struct Shared {
     /// Whether the threads for the daemon's messages still run.
     pub(crate) watched: AtomicBool,
     pub(crate) counts: Arc<Counts>,
+    /// Whether a contribution that is not finite was reported.
+    has_warned: AtomicBool,
     /// Whether the job goes on after a loss.
     is_elastic: bool,
     /// What the launcher wants to change.
@@ -146,6 +151,7 @@ impl Shared {
             wakers: Wakers::default(),
             watched: AtomicBool::new(true),
             counts,
+            has_warned: AtomicBool::new(false),
             is_elastic,
             change: Mutex::new(None),
             tasks: Mutex::default(),
@@ -307,12 +313,35 @@ impl Shared {
             // The end is visible once the memory is taken back.
             NoTicket::Closed => self.error_of(self.end.wait()),
         })?;
-        Ok(Prepared { submission, began })
+        Ok(Prepared { submission, began, inspection: None })
+    }
+
+    /// Reports a contribution that is not finite: the first one on standard error, or to all ranks.
+    fn inspect(&self, inspection: &Inspection, name: &str) -> Result<()> {
+        let is_told = !inspection.fails && self.has_warned.load(Relaxed);
+        let Some(problem) = (!is_told).then(|| inspection.problem(name)).flatten() else {
+            return Ok(());
+        };
+        if inspection.fails {
+            let what = format!("{problem} (checks.finite=fail)");
+            self.give_up_after(Failure::new(FailureKind::Cancelled, what), None);
+            return self.check();
+        }
+        if !self.has_warned.swap(true, Relaxed) {
+            let _ = writeln!(
+                std::io::stderr(),
+                "gradwire: {problem}; later ones are not reported (checks.finite=warn)"
+            );
+        }
+        Ok(())
     }
 
     /// Submits an operation. Waits while the ring is full. After an error, nothing was started.
     pub(crate) fn submit(&self, prepared: &Prepared) -> Result<()> {
-        let Prepared { submission, began } = prepared;
+        let Prepared { submission, began, inspection } = prepared;
+        if let Some(inspection) = inspection {
+            self.inspect(inspection, submission.name.as_str())?;
+        }
         self.push(submission)?;
         let bytes = submission.request.bytes();
         self.counts.operations.fetch_add(1, Relaxed);

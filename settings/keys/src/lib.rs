@@ -25,6 +25,6 @@ pub use error::SettingsError;
 pub use key::{AddressRange, Audience, Checked, Given, Key, Kind};
 pub use origin::Origin;
 pub use rank::{
-    Adopt, CheckGradients, Checks, Elastic, HugePages, MIN_IN_FLIGHT, MIN_SEGMENT_BYTES,
-    RankSettings, Start, StopSignal, Worker,
+    Adopt, CheckFinite, CheckGradients, Checks, Elastic, HugePages, MIN_IN_FLIGHT,
+    MIN_SEGMENT_BYTES, RankSettings, Start, StopSignal, Worker,
 };

@@ -42,6 +42,17 @@ pub enum CheckGradients {
     Never,
 }
 
+/// What happens when a rank contributes NaN or an infinite value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckFinite {
+    /// Nothing; nobody looks.
+    Off,
+    /// The rank reports the first one on its standard error.
+    Warn,
+    /// The job ends.
+    Fail,
+}
+
 /// Whether a worker's memory is backed by huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HugePages {
@@ -110,6 +121,17 @@ impl Field for CheckGradients {
     }
 }
 
+impl Field for CheckFinite {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        match String::read(value, unit)?.as_str() {
+            "off" => Some(Self::Off),
+            "warn" => Some(Self::Warn),
+            "fail" => Some(Self::Fail),
+            _ => None,
+        }
+    }
+}
+
 impl Field for HugePages {
     fn read(value: &Checked, unit: &str) -> Option<Self> {
         match String::read(value, unit)?.as_str() {
@@ -149,6 +171,11 @@ sections! {
         /// one, always, or never. These steps are slower.
         gradients: CheckGradients =
             "checks.gradients", Kind::Choice(&["start", "always", "never"]), "start", "";
+        /// Whether each rank looks for NaN and infinite values in what it contributes, so that the
+        /// rank and the tensor are known where they came from: warn writes the first one to
+        /// standard error, fail ends the job. Each tensor is read once more.
+        finite: CheckFinite =
+            "checks.finite", Kind::Choice(&["off", "warn", "fail"]), "off", "", User;
     }
     /// A training process.
     Worker {

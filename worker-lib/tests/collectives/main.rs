@@ -7,6 +7,7 @@ mod fake;
 
 mod composite;
 mod errors;
+mod finite;
 mod gates;
 mod messages;
 mod plain;
