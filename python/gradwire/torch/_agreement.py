@@ -14,7 +14,7 @@ runs concurrently with the submitted gradients. Then all ranks decide alike, fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 import torch
@@ -207,6 +207,16 @@ def refusal(about: int, turn: int) -> str | None:
             "example a zero for an empty batch"
         )
     return None
+
+
+def deleted(ranks: Sequence[int]) -> str:
+    """Returns the text of the error that ranks have deleted an optimizer others still use."""
+    which = ", ".join(str(rank) for rank in ranks)
+    return (
+        f"rank {which} has deleted its optimizer while gradients were being exchanged, and uses "
+        "another one with the same parameter names: clear all gradients and go on, or call "
+        "synchronize() before on all ranks"
+    )
 
 
 def disagree(error: str) -> InvalidRequest:

@@ -20,13 +20,13 @@ from gradwire import _epochs, _native, _world
 from gradwire._ops import Average, ReduceOp, Sum
 from gradwire._staging import session
 from gradwire._world import ProcessSet, global_process_set, members, native_set
-from gradwire.torch import _checks, _parts, _watching
+from gradwire.torch import _checks, _left, _parts, _watching
 from gradwire.torch._adapter import check_own_memory
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._batches import Loads
 from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._identity import Description, Identity
-from gradwire.torch._slots import Content, Kind, Slot
+from gradwire.torch._slots import NO_STAMP, Content, Kind, Slot
 from gradwire.torch._sparse import sparse_allreduce_async
 
 MORE_PASSES = (
@@ -130,11 +130,23 @@ class Submissions:
             return self._takes_part
 
     def _end_epoch(self) -> None:
-        """Starts over with the ranks of the next epoch, as after the end of a session."""
-        with self._hooks:
+        """Starts over with the ranks of the next epoch, as after the end of a session.
+
+        A lost step's gradients are void: the program returns to a commit, or skips the step.
+        """
+        with self._hooks, torch.no_grad():
             self._session = None
+            for slot in self.slots.values():
+                if slot in self.submitted or slot.base is not None:
+                    slot.empty()
+            self._delayed.clear()
+            self.submitted.clear()
 
     def _begin(self, native: _native.Session, registered: _native.ProcessSet | None) -> None:
+        self._leave(goes_on=native is self._session)
+        for slot in self.slots.values():
+            if slot.base is not None:
+                _left.leave_spoiled(slot)
         if native is not self._session:
             self.identity.forget()
             self._exchanges = 0
@@ -151,6 +163,29 @@ class Submissions:
         if self._takes_part or member is None:
             self.watch()
 
+    def _leave(self, goes_on: bool) -> None:
+        """Marks the gradients that were sent, and whose results this optimizer will not receive.
+
+        ``goes_on``: whether the session does, so that results may still arrive.
+        """
+        waiting = {slot for request in self._delayed for slot in request}
+        flights = {slot: handle for handle, slots in self.handles for slot in slots}
+        for slot in self.submitted - waiting:
+            if slot.shares_memory:
+                _left.leave_spoiled(slot, flights.get(slot) if goes_on else None)
+
+    def __del__(self) -> None:
+        """Leaves what it knows with the gradients, for later optimizers of the same parameters."""
+        if not hasattr(self, "_hooks"):
+            return  # it was not made
+        self.identity.delete()
+        self._leave(goes_on=_world.is_rank() and self._session is _world.session())
+        for slot in self.slots.values():
+            slot.unwatch()
+            slot.check_base()
+            if slot.content is Content.COMMON or slot.base is not None:
+                _left.leave_result(slot)
+
     def watch(self) -> None:
         """Installs hooks that submit the gradients of all trainable parameters.
 
@@ -161,6 +196,9 @@ class Submissions:
             if not slot.is_watched and slot.parameter.requires_grad:
                 slot.lost_hooks = bool(slot.hooks)
                 _watching.watch(slot, self, before=self.op == Sum)
+                _left.take(slot)
+            elif slot.stamp == NO_STAMP:
+                _left.take(slot)
 
     # The backward pass
 
@@ -263,6 +301,7 @@ class Submissions:
                 slot.sparse = sparse_allreduce_async(
                     gradient, f"{self.identity.prefix}{slot.name}", self.op, self.process_set
                 )
+                self.identity.hold([slot.name], slot.sparse)
                 self.submitted.add(slot)
                 slot.in_flight = True
                 return
@@ -295,7 +334,7 @@ class Submissions:
             postscale=self.scales[1],
             process_set=native_set(self.process_set),
         )
-        self.identity.hold()
+        self.identity.hold([slot.name for slot in slots], handle)
         self.handles.append((handle, slots))
         self.submitted.update(slots)
         for slot in slots:

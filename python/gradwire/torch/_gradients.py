@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from gradwire._objects import start_allgather
 from gradwire._ops import Sum
 from gradwire._staging import session
 from gradwire._world import members, native_set
-from gradwire.torch import _absent, _agreement, _checks, _parts
+from gradwire.torch import _absent, _agreement, _checks, _left, _parts
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Call
 from gradwire.torch._backward import Submissions
@@ -139,15 +140,19 @@ class Exchange(Submissions):
         if _agreement.marks_differ(about):
             raise problem or _agreement.disagree(self.identity.several())
         self._learn(about)
+        words = dict(zip(self._by_name, unions))
         if about & _agreement.NEW:
-            yield from self.identity.agree_on_number()
+            sent = yield from self.identity.agree_on_number()
+            if sent:
+                yield from self._end_flights_of_deleted(sent, words)
+                raise problem or AssertionError(_agreement.deleted(sorted(sent)))
         refusal, apart = _agreement.refusal(about, turn), _agreement.steps_differ(about)
         if refusal is not None or apart:
-            yield from self._end_flights(dict(zip(self._by_name, unions)))
+            yield from self._end_flights(words)
             if refusal is not None:
                 raise problem or _agreement.disagree(refusal)
             raise AssertionError((yield from self._difference_in_steps(steps)))
-        words = dict(zip(self._by_name, map(_agreement.settled, unions)))
+        words = {slot: _agreement.settled(word) for slot, word in words.items()}
         yield from self._compare_replaced(words)
         return about, words
 
@@ -231,6 +236,21 @@ class Exchange(Submissions):
             slot.parameter.grad = gradient
         for slot in self.slots.values():
             slot.note_content(Content.OWN)  # for a step after this error
+
+    def _end_flights_of_deleted(
+        self, sent: dict[int, list[str]], words: dict[Slot, int]
+    ) -> Waits[None]:
+        """Ends flights that ranks have begun with optimizers that they have deleted since.
+
+        ``sent``: by rank, the names of the gradients that it has sent.
+        """
+        anywhere, here = {*chain(*sent.values())}, {*sent.get(_world.rank(), ())}
+        for slot in self._by_name:
+            words[slot] |= _agreement.IN_FLIGHT if slot.name in anywhere else 0
+        self._delayed = [each for each in self._delayed if here.isdisjoint(s.name for s in each)]
+        self.submitted.update(slot for slot in self._by_name if slot.name in here)
+        yield from self._end_flights(words)
+        self.identity.release_deleted()
 
     def _compare_replaced(self, words: dict[Slot, int]) -> Waits[None]:
         """Decides whether gradients that replace results are still the same on all ranks."""
@@ -513,5 +533,6 @@ class Exchange(Submissions):
         """Clears the gradients with ``zero_grad``; those in shared memory stay there as zeros."""
         if _world.is_rank() and self.takes_part():
             self.watch()
-        _absent.clear(self.slots.values(), zero_grad)
+        clear = partial(_absent.clear, self.slots.values(), zero_grad)
+        _left.clear(self.slots.values(), clear)
         self._reset()

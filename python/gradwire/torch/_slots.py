@@ -54,7 +54,7 @@ def copied(tensor: torch.Tensor) -> None:
 
 
 # What a slot knows about the gradient's content.
-_KNOWN = ("content", "stamp", "stamped", "computed", "kept", "absent", "base")
+_KNOWN = ("content", "stamp", "stamped", "computed", "kept", "absent", "base", "fired")
 
 
 class Content(Enum):
@@ -115,7 +115,7 @@ def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
 
 # Changes when a gradient is replaced or written.
 _Stamp = tuple[Where, int]
-_NO_STAMP: _Stamp = ((), 0)
+NO_STAMP: _Stamp = ((), 0)
 
 
 def _stamp(gradient: torch.Tensor) -> _Stamp:
@@ -138,7 +138,7 @@ class Slot:
         self.kind: Kind | None = None
         self.sparse_dim = 0
         # The gradient's content and stamp at the last check.
-        self.content, self.stamp = Content.NOTHING, _NO_STAMP
+        self.content, self.stamp = Content.NOTHING, NO_STAMP
         # The gradient that ``stamp`` identifies, if it is sparse or in its place; kept so that its
         # id is not reused.
         self.stamped: torch.Tensor | None = None
@@ -226,7 +226,7 @@ class Slot:
         """Records the gradient's current content."""
         gradient = self.parameter.grad
         self.content = Content.NOTHING if gradient is None else content
-        self.stamp = _NO_STAMP if gradient is None else _stamp(gradient)
+        self.stamp = NO_STAMP if gradient is None else _stamp(gradient)
         is_sparse = gradient is not None and gradient.layout != torch.strided
         self.stamped = gradient if is_sparse or self._is_stamped_in_place else None
         self.kept = None
@@ -236,12 +236,26 @@ class Slot:
 
         Its last result must not be taken for a gradient of this rank.
         """
-        for name in _KNOWN:
-            setattr(self, name, getattr(other, name))
-        self.exchanged = other.exchanged and not other.fired
+        self.learn(other.knowledge())
         other.note_content(Content.OWN)
         other.absent = other.exchanged = other.computed = False
         other.base = None
+
+    def knowledge(self) -> dict[str, Any]:
+        """Returns what is known about the gradient's content."""
+        known = {name: getattr(self, name) for name in _KNOWN}
+        return {**known, "exchanged": self.exchanged and not self.fired}
+
+    def learn(self, known: dict[str, Any]) -> None:
+        """Takes what another slot knows about the gradient's content."""
+        for name, value in known.items():
+            setattr(self, name, value)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether an exchange writes to the gradient itself, or to what was set aside of it."""
+        in_place = self.in_place(self.parameter.grad) and self.compressed is None
+        return in_place or self.base is not None
 
     def keep(self) -> None:
         """Keeps a copy of the gradient to detect unnoticed writes.
@@ -275,7 +289,7 @@ class Slot:
         # Zeros that represent no gradient may have been moved, for example by ``module.double()``.
         # The program has set zeros that are in another tensor.
         known = self.stamped
-        is_new = self.stamp == _NO_STAMP or (known is not None and known is not gradient)
+        is_new = self.stamp == NO_STAMP or (known is not None and known is not gradient)
         nothing = self.absent and not is_new and not bool(_values(gradient).any())
         return Content.NOTHING if nothing else Content.OWN
 
@@ -369,6 +383,14 @@ class Slot:
             or not bool(_values(gradient).any())
         ):
             self.base = None
+
+    def empty(self) -> None:
+        """Makes the gradient zeros, which don't belong to this rank."""
+        gradient, self.base = self.parameter.grad, None
+        if gradient is not None:
+            with torch.inference_mode(gradient.is_inference()):
+                gradient.detach().zero_()
+        self.note_content(Content.NOTHING)
 
     # The data to send
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any, Protocol
 
@@ -37,6 +38,10 @@ def watch(slot: Slot, watcher: Watcher, *, before: bool) -> None:
         AssertionError: Another slot of the parameter is in flight.
     """
     other = _watched.get(id(slot.parameter))
+    if other is not None and other is not slot and other.in_flight:
+        other = None
+        gc.collect()  # optimizers are parts of reference cycles, and it may have been deleted
+        other = _watched.get(id(slot.parameter))
     if other is not None and other is not slot:
         if other.in_flight:
             raise AssertionError(

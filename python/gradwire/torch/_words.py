@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradwire._ops import Average, ReduceOp, Sum
-from gradwire.torch import _agreement, _checks, _parts
+from gradwire.torch import _agreement, _checks, _left, _parts
 from gradwire.torch._adapter import check_own_memory
 from gradwire.torch._places import layout_of
 from gradwire.torch._slots import Content, Kind, Slot
@@ -25,6 +25,12 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
     gradient = slot.parameter.grad
     if gradient is not None:
         check_own_memory(gradient)
+    if _left.is_spoiled(gradient):
+        raise AssertionError(
+            f"the gradient of {slot.name} may contain a part of a result: its optimizer was "
+            "deleted, or the job ended, while it was being exchanged. Set it to None, or call "
+            "zero_grad(), before the backward pass"
+        )
     used, present, content = slot.in_flight, gradient is not None, Content.OWN
     if slot.in_flight:
         word |= _agreement.IN_FLIGHT
