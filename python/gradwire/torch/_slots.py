@@ -6,7 +6,8 @@ Each gradient has a place in shared memory (``_places``). A gradient elsewhere (
 The gradient tensors of the program stay its own. After the copy, the place becomes the memory of
 the same tensor object, so a list of gradients follows. If other tensors or arrays use the old
 memory, such as views or a flat buffer of all gradients, they could not follow. Then the gradient
-stays where it is, and the result is copied back to it.
+stays where it is, and the result is copied back to it. So do the parts of a tensor that the
+backward pass has made, for concatenated parameters: whether the program knows it can't be seen.
 
 ``Content`` determines what this rank contributes: only its own gradients are exchanged, and the
 result of an exchange is not summed again.
@@ -25,7 +26,6 @@ from gradwire.torch import _cuda
 from gradwire.torch._adapter import OVERLAPS, as_tensor, collectives, describe
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
-from gradwire.torch._parts import is_a_part
 from gradwire.torch._places import Place, Where, is_alone, layout_of, where_is
 from gradwire.torch._sparse import SparseHandle, entries
 
@@ -95,16 +95,6 @@ def _have_equal_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
         and one.shape == other.shape
         and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
     )
-
-
-def _is_new_part(gradient: torch.Tensor) -> bool:
-    """Returns whether autograd has just created a gradient as a part of a larger tensor.
-
-    Gradients of concatenated parameters share a tensor that the program does not know. Autograd has
-    not added to this gradient, which would have changed its version, and no hook has lent it.
-    """
-    is_new = gradient._version == 0 and is_a_part(gradient)
-    return is_new and is_alone(gradient, in_its_storage=False)
 
 
 def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
@@ -394,11 +384,12 @@ class Slot:
 
     # The data to send
 
-    def _settle(self, place: Place, gradient: torch.Tensor, in_backward: bool = False) -> None:
+    def _settle(self, place: Place, gradient: torch.Tensor) -> None:
         """Makes the place the memory of a gradient that was copied there, if nobody can notice."""
-        follows = is_alone(gradient) or (in_backward and _is_new_part(gradient))
+        if type(gradient) is not torch.Tensor or gradient.is_inference():
+            return
         overlaps = torch._debug_has_internal_overlap(gradient) == OVERLAPS  # no result fits
-        if type(gradient) is torch.Tensor and not gradient.is_inference() and (follows or overlaps):
+        if overlaps or is_alone(gradient):
             gradient.data = place.view_for_parameter()
 
     def place_buffer(self, gradient: torch.Tensor) -> _native.Buffer | None:
@@ -420,7 +411,7 @@ class Slot:
                 return None
             place.memory.copy_(gradient)
             copied(place.memory)
-            self._settle(place, gradient, in_backward=True)
+            self._settle(place, gradient)
         return place.buffer
 
     def fill(self, content: Content, loads: Loads) -> Place:
