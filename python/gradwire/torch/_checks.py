@@ -64,6 +64,12 @@ def word(gradient: torch.Tensor | None) -> int:
         if gradient.layout != torch.strided:
             gradient = gradient.to_dense()
         own = digest(gradient.cpu())
+    return word_of_digest(own)
+
+
+def word_of_digest(own: int) -> int:
+    """Returns a digest and its complement."""
+    own &= _ALL
     return own | (own ^ _ALL) << _BITS
 
 

@@ -36,12 +36,13 @@ from gradwire._objects import start_allgather
 from gradwire._ops import Sum
 from gradwire._staging import session
 from gradwire._world import members, native_set
-from gradwire.torch import _absent, _agreement, _checks, _left, _parts
+from gradwire.torch import _absent, _agreement, _checks, _left, _options, _parts
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Call
 from gradwire.torch._backward import Submissions
 from gradwire.torch._batches import Stores
 from gradwire.torch._handles import Waiting
+from gradwire.torch._options import Options
 from gradwire.torch._places import layout_of
 from gradwire.torch._resumable import Resumable, Waits
 from gradwire.torch._slots import Content, Kind, Slot
@@ -76,8 +77,12 @@ class Exchange(Submissions):
         # of joins at that time; None if the number is unknown.
         self._steps: int | None = None
         self._joins = 0
+        # Whether the last of these steps has noted which gradients it sees.
+        self._has_looked = False
         # What this rank reports about the loss of its closure.
         self._loss = 0
+        # Returns the options of the optimizer's groups.
+        self.options: Callable[[], Options] = list
         # The number of ranks in the last exchange.
         self.contributors = 0
         super().__init__(*args, **kwargs)
@@ -129,13 +134,16 @@ class Exchange(Submissions):
                     "other ranks make: call synchronize() on all ranks or on none"
                 )
             self._separate()
-            own = [about, *(word_of(slot, self.op, again) for slot in self._by_name)]
+            own = [about, self._word_of_options(call)]
+            own += [
+                word_of(slot, self.op, again) | self._stepped_bits(slot) for slot in self._by_name
+            ]
         except Exception as error:
             # TELL: the other ranks would wait for this one.
             problem, about = error, about | _agreement.FAILED
-            own = [about, *(word_in_flight(slot) for slot in self._by_name)]
+            own = [about, 0, *(word_in_flight(slot) for slot in self._by_name)]
         self._steps = None  # if it fails
-        about, *unions = yield from self._agreement.exchange(self.identity.agreement, own)
+        about, options, *unions = yield from self._agreement.exchange(self.identity.agreement, own)
         self._steps = 0
         if _agreement.marks_differ(about):
             raise problem or _agreement.disagree(self.identity.several())
@@ -146,15 +154,47 @@ class Exchange(Submissions):
             if sent:
                 yield from self._end_flights_of_deleted(sent, words)
                 raise problem or AssertionError(_agreement.deleted(sorted(sent)))
-        refusal, apart = _agreement.refusal(about, turn), _agreement.steps_differ(about)
-        if refusal is not None or apart:
+        refusal = _agreement.refusal(about, turn)
+        if refusal is not None:
+            difference: Exception | None = _agreement.disagree(refusal)
+        else:
+            difference = yield from self._difference(about, options, words, steps)
+        if difference is not None:
             yield from self._end_flights(words)
-            if refusal is not None:
-                raise problem or _agreement.disagree(refusal)
-            raise AssertionError((yield from self._difference_in_steps(steps)))
+            raise problem or difference
         words = {slot: _agreement.settled(word) for slot, word in words.items()}
         yield from self._compare_replaced(words)
         return about, words
+
+    def _word_of_options(self, call: Call) -> int:
+        """Returns a word of the optimizer's options; 0 if they are not compared.
+
+        Programs may change them on one rank before others until ``step``.
+        """
+        makes_step = call is Call.STEP or self._loss
+        return _options.word(self.options()) if makes_step and self._checks_values else 0
+
+    def _stepped_bits(self, slot: Slot) -> int:
+        """Returns whether the last step has seen a gradient, if there was one."""
+        if not self._steps or not self._has_looked or not slot.is_listed:
+            return 0
+        return _agreement.STEPPED if slot.stepped else _agreement.NOT_STEPPED
+
+    def _difference(
+        self, about: int, options: int, words: dict[Slot, int], steps: int | None
+    ) -> Waits[Exception | None]:
+        """Returns the error of ranks whose steps were different, or would be; None if equal."""
+        if _agreement.steps_differ(about):
+            told = yield from self._told(steps, "steps")
+            return AssertionError(_agreement.steps_missing(told))
+        for slot, word in words.items():
+            if word & _agreement.STEPPED and word & _agreement.NOT_STEPPED:
+                return AssertionError(_agreement.stepped_differently(slot.name))
+        if _checks.differ(options):
+            told = yield from self._told(self.options(), "options")
+            text = _options.difference(told)
+            return None if text is None else _agreement.disagree(text)
+        return None
 
     def _separate(self) -> None:
         """Copies gradients that lie in the memory of another one, as after ``b.grad = a.grad``.
@@ -192,18 +232,12 @@ class Exchange(Submissions):
             self._joins, self._steps = joins, None
         return self._steps
 
-    def _difference_in_steps(self, steps: int | None) -> Waits[str]:
-        """Returns the text of the error that ranks have made different numbers of steps."""
-        own = _world.rank(), steps
-        told = yield start_allgather(own, f"{self.identity.prefix}steps", self.process_set)
-        most = max(count for _, count in told if count is not None)
-        behind = ", ".join(str(rank) for rank, count in told if count not in (most, None))
-        return (
-            f"rank {behind} has not made the last step that other ranks have made, perhaps because "
-            "of an exception, so the parameters may differ: copy parameters and optimizer to all "
-            "ranks (broadcast_parameters and broadcast_optimizer_state), or start again from a "
-            "checkpoint"
+    def _told(self, own: Any, what: str) -> Waits[list[tuple[int, Any]]]:
+        """Tells the ranks something about this one, for an error; returns what each has told."""
+        told: list[tuple[int, Any]] = yield start_allgather(
+            (_world.rank(), own), f"{self.identity.prefix}{what}", self.process_set
         )
+        return told
 
     def _remark(self) -> int:
         """Returns further bits for the word about the optimizer."""
@@ -510,7 +544,14 @@ class Exchange(Submissions):
 
     def hide(self) -> None:
         """Removes zeros that represent no gradient, before a step."""
+        self._has_looked = False
         _absent.hide(self.slots.values())
+
+    def look(self, *_: Any) -> None:
+        """Notes which gradients a step sees, after the program's hooks."""
+        self._has_looked = True
+        for slot in self.slots.values():
+            slot.stepped = slot.parameter.grad is not None
 
     def stepped(self, complete: bool) -> None:
         """Records after a step that the gradients are the exchanged ones.

@@ -136,6 +136,8 @@ class Slot:
         self.exchanged = False
         # Whether a backward pass has computed the gradient since the last step.
         self.computed = False
+        # Whether the last step has seen a gradient.
+        self.stepped = False
         # A copy of the last result, if the program may write to it unnoticed.
         self.kept: torch.Tensor | None = None
         # Whether zeros in the place represent no gradient, which a step must not see.

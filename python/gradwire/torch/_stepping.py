@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from gradwire.torch._adasum import checked_passes
 from gradwire.torch._agreement import Call
 from gradwire.torch._compression import Compressor
 from gradwire.torch._gradients import Exchange
+from gradwire.torch._options import options_of
 from gradwire.torch._parameters import Parameters, without_waiting
 from gradwire.torch._wrapping import Wrapped, without_hooks
 
@@ -58,6 +60,9 @@ class Distributed(Wrapped):
 
     def _begin(self, exchange: Exchange) -> None:
         self._exchange, self._should_synchronize = exchange, True
+        names = {id(parameter): slot.name for parameter, slot in exchange.slots.items()}
+        own = weakref.ref(self)
+        exchange.options = lambda: options_of(own(), names)
         self._parameters_wait = True
         self._known, self._listed = exchange.slots, []
         self._check_parameters()
@@ -194,18 +199,35 @@ class Distributed(Wrapped):
             exchange.compare()
         return self._step_with_results(closure, *args, **kwargs)
 
-    def _step_with_results(self, *args: Any, **kwargs: Any) -> Any:
+    def _step_with_results(
+        self, closure: Callable[[], Any] | None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Makes the original step with exchanged gradients."""
         self._exchange.hide()
         complete = False
         try:
-            result = self._original_step(*args, **kwargs)
+            with self._last_hook(closure):
+                result = self._original_step(closure, *args, **kwargs)
             complete = True
         finally:
             self._exchange.stepped(complete)
         note_contributors(self._exchange.contributors)
         note_step()
         return result
+
+    @contextmanager
+    def _last_hook(self, closure: Callable[[], Any] | None) -> Iterator[None]:
+        """Returns a context in which a step's last hook notes which gradients it sees."""
+        # A closure computes the gradients only after the hooks. Optimizers of one's own may lack
+        # PyTorch's hooks.
+        if closure is not None or not hasattr(self, "_optimizer_step_pre_hooks"):
+            yield
+            return
+        hook = self.register_step_pre_hook(self._exchange.look)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clears the gradients like the original optimizer.
