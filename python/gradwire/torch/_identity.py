@@ -64,6 +64,7 @@ _session: _native.Session | None = None
 _introduced: dict[tuple[int, ...], _Introduced] = {}
 # Optimizers with operations in flight: their names are in use even if the optimizers are deleted.
 _in_flight: set[Identity] = set()
+_identities: weakref.WeakSet[Identity] = weakref.WeakSet()
 
 
 def _introduced_to(process_set: ProcessSet) -> _Introduced:
@@ -93,6 +94,7 @@ class Identity:
         # By the names of the parameters, the operations in flight.
         self._sent: dict[str, _Operation] = {}
         self._is_deleted = False
+        _identities.add(self)
 
     def forget(self) -> None:
         """Forgets the session or the epoch."""
@@ -122,8 +124,12 @@ class Identity:
 
     @property
     def agreement(self) -> str:
-        """The name of the agreement, the same for all optimizers with these parameter names."""
-        return f"optimizer{self._index}.agreement"
+        """The name of the agreement, the same for all optimizers with these parameter names.
+
+        An error of ranks that wait for different operations shows it.
+        """
+        names = self.description.names
+        return f"optimizer{self._index}.agreement({names[0]}{', …' if len(names) > 1 else ''})"
 
     @property
     def prefix(self) -> str:
@@ -162,8 +168,9 @@ class Identity:
             name = f"optimizer{len(known.indices) + 1}.digest"
             digests = yield start_allgather(digest, name, self.process_set)
             if len({*digests}) > 1:
-                given = yield start_allgather(self.description, f"{name}.names", self.process_set)
-                raise _agreement.disagree(difference(given))
+                own = self.description, {one.description.digest for one in _identities}
+                told = yield start_allgather(own, f"{name}.names", self.process_set)
+                raise _agreement.disagree(difference(told))
             known.indices[digest] = len(known.indices) + 1
         self._index = known.indices[digest]
 
@@ -217,8 +224,20 @@ def _smallest_not_in(used: set[int]) -> int:
     return next(number for number in range(1, len(used) + 2) if number not in used)
 
 
-def difference(given: Sequence[Description]) -> str:
-    """Returns the text of the error that the optimizers of some ranks differ."""
+def difference(told: Sequence[tuple[Description, set[int]]]) -> str:
+    """Returns the text of the error that the optimizers of some ranks differ.
+
+    Args:
+        told: By rank, the description, and the digests of all optimizers that it has.
+    """
+    given = [description for description, _ in told]
+    if all(one.digest in have for one in given for _, have in told):
+        which = "; ".join(f"{at}: that of {one.names[0]}" for at, one in enumerate(given[:8]))
+        return (
+            "the ranks use several optimizers in different orders; by position in the process set: "
+            f"{which}. Use them in the same order on all ranks, and in one thread: step(), "
+            "synchronize(), and what reads the parameters of a group after a backward pass"
+        )
     common = set.intersection(*({*one.names} for one in given))
     lines = []
     for at, one in enumerate(given):

@@ -183,3 +183,22 @@ def test_hooks_that_drop_on_all_ranks(sent: str) -> None:
         optimizer.step()
         drop(one)
     assert one.tolist() == [-3 * mean()] * 3 and two.tolist() == [0.0] * 3
+
+
+# Several optimizers
+
+
+@needs_two
+@pytest.mark.parametrize("when", ["step", "read"])
+def test_optimizers_in_different_orders(when: str) -> None:
+    """Their names are new, so this is an error of their introduction."""
+    names = [f"{when} x", f"{when} y"]
+    parameters = [zeros(), zeros()]
+    optimizers = [wrapped(one, names=[name]) for one, name in zip(parameters, names)]
+    backward(*parameters)
+    swap = hvd.rank() == 0
+    which = "; ".join(f"{at}: that of {names[at == 0]}" for at in range(hvd.size()))
+    with pytest.raises(hvd.InvalidRequest, match=f"in different orders; .*: {which}. Use them in"):
+        if swap and when == "read":
+            assert len(list(optimizers[1].param_groups[0]["params"])) == 1
+        optimizers[swap].step()
