@@ -237,7 +237,7 @@ class Submissions:
         if slot.base is not None:
             slot.note_content(Content.OWN)  # for ``check_base``
         if not slot.in_place(gradient):
-            _parts.accumulated(gradient, in_flight=bool(self.submitted))
+            _parts.written_once(gradient)
         group = slot.group
         learning = [] if group is None else [m for m in group if m.parameter.requires_grad]
         with self._hooks:  # so that only the last one of a group submits it
@@ -281,7 +281,7 @@ class Submissions:
         for slot in slots:
             slot.note_content(Content.OWN)
             slot.sent = slot.parameter.grad
-            if self._checks_values or _parts.are_by_value(slot.sent):
+            if self._checks_values or slot.is_by_value:
                 slot.digest = _checks.digest(slot.parameter.grad)
             slot.in_flight = True
         self.submitted.update(slots)
@@ -339,7 +339,7 @@ class Submissions:
         self.submitted.update(slots)
         for slot in slots:
             slot.in_flight = True
-            if _parts.are_by_value(slot.parameter.grad):
+            if slot.is_by_value:
                 slot.digest = _checks.digest(slot.parameter.grad)
 
     def _reset(self) -> None:

@@ -26,6 +26,7 @@ from gradwire.torch import _cuda
 from gradwire.torch._adapter import OVERLAPS, as_tensor, collectives, describe
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
+from gradwire.torch._parts import is_a_part, may_have_changed, written_once
 from gradwire.torch._places import Place, Where, is_alone, layout_of, where_is
 from gradwire.torch._sparse import SparseHandle, entries
 
@@ -150,6 +151,8 @@ class Slot:
         self.sparse: SparseHandle | None = None
         # The gradient that waits for ``finish``; kept so that its address is not reused.
         self.sent: torch.Tensor | None = None
+        # Whether, if it is a part of a tensor, no other part was written to in the last exchange.
+        self.is_quiet = False
         # The digest of the computed gradient, to see changes by value.
         self.digest: int | None = None
         self.hooks: list[Any] = []
@@ -274,7 +277,7 @@ class Slot:
         if where == self.stamp[0] and version >= self.stamp[1]:
             if self.exchanged:
                 return self.content
-            if version == self.stamp[1]:
+            if version == self.stamp[1] or not may_have_changed(gradient, self.stamp[1]):
                 return Content.OWN if look and self._was_written(gradient) else self.content
         if self.content is Content.COMMON and self._was_moved(gradient):
             return Content.COMMON
@@ -318,6 +321,15 @@ class Slot:
         return self.place is not None and self.stamp[0] == self.place.where
 
     @property
+    def is_by_value(self) -> bool:
+        """Whether changes to the gradient in flight are seen only by value."""
+        gradient = self.parameter.grad
+        if gradient is None or self.is_quiet or self._is_stamped_in_place:
+            return False
+        # Values on a GPU are not compared.
+        return gradient.device.type == "cpu" and is_a_part(gradient)
+
+    @property
     def seen(self) -> _Stamp | None:
         """The gradient's current stamp."""
         gradient = self.parameter.grad
@@ -337,6 +349,7 @@ class Slot:
             if gradient.layout == torch.strided:
                 self.base = gradient.clone()
                 gradient.zero_()
+                written_once(gradient)
             else:
                 self.base, self.parameter.grad = gradient, None
         # Not ``note_content``: it is still the result.
@@ -353,6 +366,7 @@ class Slot:
                 self.parameter.grad = base
             else:
                 gradient.copy_(base)
+                written_once(gradient)
         self.note_content(Content.COMMON)
         self.kept = kept
 
@@ -526,7 +540,10 @@ class Slot:
             if gradient.is_cuda:
                 stores.add(exchanged.buffer, exchanged.memory, gradient, add_base)
                 return
+            if base is not None:
+                exchanged.memory.add_(base)  # for ``_was_moved``
             _copy(gradient, exchanged.memory)
+            return
         add_base()
 
     def store_sparse(self) -> None:

@@ -109,8 +109,10 @@ def was_changed(slot: Slot) -> bool:
     if slot.digest is not None:
         if slot.digest != _checks.digest(gradient):
             return True
-        _parts.was_unchanged(gradient, slot.stamp[1])
+        slot.is_quiet = seen == slot.stamp or not _parts.may_have_changed(gradient, slot.stamp[1])
         return False
     if seen == slot.stamp:
         return False
-    return not _parts.is_a_part(gradient) or _parts.was_changed(gradient, slot.stamp[1])
+    changed = _parts.may_have_changed(gradient, slot.stamp[1])
+    slot.is_quiet = slot.is_quiet and not changed
+    return changed

@@ -115,3 +115,18 @@ def test_one_rank_clears_between_passes(sent: str) -> None:
     with pytest.raises(AssertionError, match="only some ranks have cleared"):
         optimizer.step()
     equal_everywhere(parameter)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_parts_of_a_tensor_accumulate(first: int, sent: str) -> None:
+    """The last sum of one is set aside while another one, with the same version, is in flight."""
+    parameters = [zeros(), zeros(), zeros()]
+    optimizer = wrapped(*parameters, op=hvd.Sum)
+    for step in range(5):
+        if step <= first:
+            for parameter in parameters:
+                parameter.grad = None
+        (torch.cat(parameters) * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+    steps = first + sum(range(1, 6 - first))
+    assert [parameter.tolist() for parameter in parameters] == [[-steps * total()] * 3] * 3
