@@ -41,6 +41,7 @@ from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Call
 from gradwire.torch._backward import Submissions
 from gradwire.torch._batches import Stores
+from gradwire.torch._functions import copies
 from gradwire.torch._handles import Waiting
 from gradwire.torch._options import Options
 from gradwire.torch._places import layout_of
@@ -77,8 +78,8 @@ class Exchange(Submissions):
         # of joins at that time; None if the number is unknown.
         self._steps: int | None = None
         self._joins = 0
-        # Whether the last of these steps has noted which gradients it sees.
-        self._has_looked = False
+        # Whether the last of these steps has noted which gradients it sees, and ``copies`` then.
+        self._has_looked, self._copies = False, 0
         # What this rank reports about the loss of its closure.
         self._loss = 0
         # Returns the options of the optimizer's groups.
@@ -178,6 +179,8 @@ class Exchange(Submissions):
         """Returns whether the last step has seen a gradient, if there was one."""
         if not self._steps or not self._has_looked or not slot.is_listed:
             return 0
+        if self._copies != copies():
+            return 0  # as if each rank makes the step for some of the parameters
         return _agreement.STEPPED if slot.stepped else _agreement.NOT_STEPPED
 
     def _difference(
@@ -549,7 +552,7 @@ class Exchange(Submissions):
 
     def look(self, *_: Any) -> None:
         """Notes which gradients a step sees, after the program's hooks."""
-        self._has_looked = True
+        self._has_looked, self._copies = True, copies()
         for slot in self.slots.values():
             slot.stepped = slot.parameter.grad is not None
 

@@ -71,6 +71,11 @@ class Distributed(Wrapped):
     def _finish(self, call: Call) -> None:
         self._exchange.finish(call, self._check_parameters)
 
+    def _finish_for_step(self) -> None:
+        """Exchanges the gradients, unless the program has done so and skips the agreement."""
+        if self._should_synchronize or not self._synchronized or self._exchange.in_flight:
+            self._finish(Call.STEP)
+
     def _before_parameters_are_read(self) -> None:
         """Waits for gradients being exchanged, before a program accesses a group's parameters."""
         if self._parameters_wait and self._exchange.is_due:
@@ -144,6 +149,8 @@ class Distributed(Wrapped):
     def skip_synchronize(self) -> Iterator[None]:
         """Returns a context in which ``step`` skips the exchange, for use after ``synchronize``.
 
+        Gradients that ``synchronize`` has not exchanged are exchanged nevertheless.
+
         Returns:
             A context manager.
 
@@ -183,7 +190,7 @@ class Distributed(Wrapped):
             GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         exchange = self._exchange
-        if closure is not None and self._should_synchronize:
+        if closure is not None:
             inner = closure
 
             def closure() -> Any:
@@ -193,9 +200,8 @@ class Distributed(Wrapped):
                 exchange.compare()
                 exchange.hide()
                 return exchange.loss(loss)
-        elif self._should_synchronize:
-            self._finish(Call.STEP)
-        if closure is None:
+        else:
+            self._finish_for_step()
             exchange.compare()
         return self._step_with_results(closure, *args, **kwargs)
 

@@ -202,3 +202,55 @@ def test_optimizers_in_different_orders(when: str) -> None:
         if swap and when == "read":
             assert len(list(optimizers[1].param_groups[0]["params"])) == 1
         optimizers[swap].step()
+
+
+# Steps without the agreement
+
+
+@needs_two
+@pytest.mark.parametrize("where", ["on all", "on one"])
+@pytest.mark.parametrize("how", ["backward", "twice", "by hand", "closure"])
+def test_skip_synchronize_without_synchronize(how: str, where: str, sent: str) -> None:
+    """Then the gradients are exchanged nevertheless."""
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+
+    def compute() -> float:
+        backward(parameter)
+        return 1.0
+
+    for step in range(3):
+        optimizer.zero_grad()
+        if how == "by hand":
+            parameter.grad = torch.full((3,), hvd.rank() + 1.0)
+        elif how != "closure":
+            compute()
+        if how == "twice":
+            optimizer.synchronize()
+            compute()
+        given = compute if how == "closure" else None
+        if where == "on all" or hvd.rank() == 0:
+            with optimizer.skip_synchronize():
+                optimizer.step(given)
+        else:
+            optimizer.step(given)
+        assert parameter.tolist() == [-(step + 1) * (1 + (how == "twice")) * mean()] * 3
+
+
+def test_each_rank_makes_a_part_of_the_step(sent: str) -> None:
+    """And copies its parameters to the others, so that each has the state of a part only."""
+    parameters = [zeros() for _ in range(5)]
+    optimizer = wrapped(*parameters, momentum=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(*parameters)
+        optimizer.synchronize()
+        for at, parameter in enumerate(parameters):
+            if at % hvd.size() != hvd.rank():
+                parameter.grad = None
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        for at, parameter in enumerate(parameters):
+            hvd.broadcast_parameters([(f"part.{at}", parameter)], at % hvd.size())
+    right = -(1 + 1.5 + 1.75) * mean()
+    assert [parameter.tolist() for parameter in parameters] == [[right] * 3] * 5
