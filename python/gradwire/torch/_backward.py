@@ -26,7 +26,7 @@ from gradwire.torch._agreement import Agreement
 from gradwire.torch._batches import Loads
 from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._identity import Description, Identity
-from gradwire.torch._slots import NO_STAMP, Content, Kind, Slot
+from gradwire.torch._slots import Content, Kind, Slot
 from gradwire.torch._sparse import sparse_allreduce_async
 
 MORE_PASSES = (
@@ -193,19 +193,25 @@ class Submissions:
         made a step submits it.
         """
         for slot in self.slots.values():
-            if not slot.is_watched and slot.parameter.requires_grad:
+            if slot.is_watched:
+                continue
+            if slot.parameter.requires_grad:
                 slot.lost_hooks = bool(slot.hooks)
                 _watching.watch(slot, self, before=self.op == Sum)
-                _left.take(slot)
-            elif slot.stamp == NO_STAMP:
-                _left.take(slot)
+            elif not _watching.owns(slot):
+                _watching.own(slot)
+            else:
+                continue
+            _left.take(slot)
 
     # The backward pass
 
     def before(self, slot: Slot) -> None:
         """Called before a backward pass accumulates a gradient: a sum must not be summed again."""
         slot.check_base()
-        if slot.content is not Content.COMMON or slot.fired or not self.takes_part():
+        if slot.content is not Content.COMMON or slot.fired or not slot.parameter.requires_grad:
+            return
+        if not self.takes_part():
             return
         content = slot.current_content()
         if content is Content.COMMON:
@@ -219,13 +225,12 @@ class Submissions:
         """Called when a backward pass has accumulated a gradient."""
         # This runs within the backward pass, which has evicted other data from the caches. So it
         # reads as little as possible.
-        if not self.takes_part():
+        gradient = slot.parameter.grad
+        # PyTorch also calls the hooks of a parameter that was frozen since the forward pass.
+        if gradient is None or not slot.parameter.requires_grad or not self.takes_part():
             return
         if slot.delay <= 0 or slot in self.submitted:
             raise AssertionError(MORE_PASSES.format(name=slot.name, passes=self.passes))
-        gradient = slot.parameter.grad
-        if gradient is None:
-            return
         if slot.seen == slot.stamp and self._ended_in == _backward_pass() != _OUTSIDE:
             return  # a hook that ran before this one has made a step
         check_own_memory(gradient)

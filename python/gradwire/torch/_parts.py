@@ -23,6 +23,9 @@ class _Storage:
         self.recorded = self.other = 0
 
 
+# The attribute of a part.
+_PART = "_gradwire_part"
+
 # By number.
 _storages: dict[int, _Storage] = {}
 _MAX_STORAGES = 1 << 12
@@ -35,6 +38,11 @@ def _whole(gradient: torch.Tensor) -> torch.UntypedStorage:
 
 def is_a_part(gradient: torch.Tensor) -> bool:
     """Returns whether a gradient is a part of a larger tensor, or was one."""
+    return has_neighbors(gradient) or (bool(_storages) and _PART in vars(gradient))
+
+
+def has_neighbors(gradient: torch.Tensor) -> bool:
+    """Returns whether a gradient is a part of a larger tensor now."""
     if gradient.layout != torch.strided:
         return False
     return _whole(gradient).nbytes() > gradient.numel() * gradient.element_size()
@@ -63,6 +71,7 @@ def written(gradient: torch.Tensor) -> None:
             _forget()
         storage = _storages[whole._cdata] = _Storage(whole)
     storage.recorded = gradient._version
+    vars(gradient)[_PART] = True  # also when it has moved to memory of its own
 
 
 def _forget() -> None:

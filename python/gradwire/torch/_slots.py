@@ -26,7 +26,7 @@ from gradwire.torch import _cuda
 from gradwire.torch._adapter import OVERLAPS, as_tensor, collectives, describe
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
-from gradwire.torch._parts import is_a_part, may_have_changed, written_once
+from gradwire.torch._parts import has_neighbors, is_a_part, may_have_changed, written_once
 from gradwire.torch._places import Place, Where, is_alone, layout_of, where_is
 from gradwire.torch._sparse import SparseHandle, entries
 
@@ -106,7 +106,7 @@ def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
 
 # Changes when a gradient is replaced or written.
 _Stamp = tuple[Where, int]
-NO_STAMP: _Stamp = ((), 0)
+_NO_STAMP: _Stamp = ((), 0)
 
 
 def _stamp(gradient: torch.Tensor) -> _Stamp:
@@ -129,7 +129,7 @@ class Slot:
         self.kind: Kind | None = None
         self.sparse_dim = 0
         # The gradient's content and stamp at the last check.
-        self.content, self.stamp = Content.NOTHING, NO_STAMP
+        self.content, self.stamp = Content.NOTHING, _NO_STAMP
         # The gradient that ``stamp`` identifies, if it is sparse or in its place; kept so that its
         # id is not reused.
         self.stamped: torch.Tensor | None = None
@@ -221,7 +221,7 @@ class Slot:
         """Records the gradient's current content."""
         gradient = self.parameter.grad
         self.content = Content.NOTHING if gradient is None else content
-        self.stamp = NO_STAMP if gradient is None else _stamp(gradient)
+        self.stamp = _NO_STAMP if gradient is None else _stamp(gradient)
         is_sparse = gradient is not None and gradient.layout != torch.strided
         self.stamped = gradient if is_sparse or self._is_stamped_in_place else None
         self.kept = None
@@ -284,7 +284,7 @@ class Slot:
         # Zeros that represent no gradient may have been moved, for example by ``module.double()``.
         # The program has set zeros that are in another tensor.
         known = self.stamped
-        is_new = self.stamp == NO_STAMP or (known is not None and known is not gradient)
+        is_new = self.stamp == _NO_STAMP or (known is not None and known is not gradient)
         nothing = self.absent and not is_new and not bool(_values(gradient).any())
         return Content.NOTHING if nothing else Content.OWN
 
@@ -324,10 +324,11 @@ class Slot:
     def is_by_value(self) -> bool:
         """Whether changes to the gradient in flight are seen only by value."""
         gradient = self.parameter.grad
-        if gradient is None or self.is_quiet or self._is_stamped_in_place:
+        if gradient is None or self._is_stamped_in_place or not is_a_part(gradient):
             return False
-        # Values on a GPU are not compared.
-        return gradient.device.type == "cpu" and is_a_part(gradient)
+        # Writes to parts that have moved away are not recorded. Values on a GPU are not compared.
+        is_known = self.is_quiet and has_neighbors(gradient)
+        return gradient.device.type == "cpu" and not is_known
 
     @property
     def seen(self) -> _Stamp | None:
@@ -405,7 +406,7 @@ class Slot:
         if type(gradient) is not torch.Tensor or gradient.is_inference():
             return
         overlaps = torch._debug_has_internal_overlap(gradient) == OVERLAPS  # no result fits
-        if overlaps or is_alone(gradient):
+        if overlaps or (is_alone(gradient) and not is_a_part(gradient)):
             gradient.data = place.view_for_parameter()
 
     def place_buffer(self, gradient: torch.Tensor) -> _native.Buffer | None:

@@ -37,6 +37,39 @@ def watch(slot: Slot, watcher: Watcher, *, before: bool) -> None:
     Raises:
         AssertionError: Another slot of the parameter is in flight.
     """
+    own(slot)
+    if slot.hooks:  # swapped: PyTorch keeps the dictionaries of the hooks, but does not call them
+        slot.unwatch()
+        parameter: Any = slot.parameter
+        for hooks in ("_post_accumulate_grad_hooks", "_backward_hooks"):
+            setattr(parameter, hooks, getattr(parameter, hooks))
+    slot.hooked = slot.parameter._cdata
+    known, its = weakref.ref(watcher), weakref.ref(slot)
+
+    def call(method: str) -> Any:
+        def hook(_: torch.Tensor) -> None:
+            alive, own = known(), its()
+            if alive is not None and own is not None:
+                getattr(alive, method)(own)
+
+        return hook
+
+    slot.hooks.append(slot.parameter.register_post_accumulate_grad_hook(call("ready")))
+    if before:
+        slot.hooks.append(slot.parameter.register_hook(call("before")))
+
+
+def owns(slot: Slot) -> bool:
+    """Returns whether a slot submits its parameter's gradient."""
+    return _watched.get(id(slot.parameter)) is slot
+
+
+def own(slot: Slot) -> None:
+    """Makes a slot the one that submits its parameter's gradient, and knows what it contains.
+
+    Raises:
+        AssertionError: Another slot of the parameter is in flight.
+    """
     other = _watched.get(id(slot.parameter))
     if other is not None and other is not slot and other.in_flight:
         other = None
@@ -52,23 +85,4 @@ def watch(slot: Slot, watcher: Watcher, *, before: bool) -> None:
             )
         other.unwatch()
         slot.take_over(other)
-    if slot.hooks:  # swapped: PyTorch keeps the dictionaries of the hooks, but does not call them
-        slot.unwatch()
-        parameter: Any = slot.parameter
-        for hooks in ("_post_accumulate_grad_hooks", "_backward_hooks"):
-            setattr(parameter, hooks, getattr(parameter, hooks))
-    slot.hooked = slot.parameter._cdata
     _watched[id(slot.parameter)] = slot
-    known, its = weakref.ref(watcher), weakref.ref(slot)
-
-    def call(method: str) -> Any:
-        def hook(_: torch.Tensor) -> None:
-            alive, own = known(), its()
-            if alive is not None and own is not None:
-                getattr(alive, method)(own)
-
-        return hook
-
-    slot.hooks.append(slot.parameter.register_post_accumulate_grad_hook(call("ready")))
-    if before:
-        slot.hooks.append(slot.parameter.register_hook(call("before")))
