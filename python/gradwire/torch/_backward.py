@@ -25,8 +25,9 @@ from gradwire.torch._adapter import check_own_memory
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._batches import Loads
 from gradwire.torch._compression import Compressor, NoneCompressor
+from gradwire.torch._gradient_state import Content, Kind
 from gradwire.torch._identity import Description, Identity
-from gradwire.torch._slots import Content, Kind, Slot
+from gradwire.torch._slots import Slot
 from gradwire.torch._sparse import sparse_allreduce_async
 
 MORE_PASSES = (

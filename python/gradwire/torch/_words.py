@@ -5,8 +5,9 @@ from __future__ import annotations
 from gradwire._ops import Average, ReduceOp, Sum
 from gradwire.torch import _agreement, _checks, _left, _parts
 from gradwire.torch._adapter import check_own_memory
+from gradwire.torch._gradient_state import Content, Kind
 from gradwire.torch._places import layout_of
-from gradwire.torch._slots import Content, Kind, Slot
+from gradwire.torch._slots import Slot
 
 
 def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
