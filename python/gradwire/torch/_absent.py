@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from gradwire.torch._slots import Content, Slot
+from gradwire.torch._gradient_state import Content
+from gradwire.torch._slots import Slot
 
 
 def hide(slots: Iterable[Slot], look: bool = True) -> None:

@@ -14,7 +14,7 @@ runs concurrently with the submitted gradients. Then all ranks decide alike, fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 import torch
@@ -50,6 +50,8 @@ IN_FLIGHT = 1 << 55  # this rank has submitted it in the backward pass
 AS_OWN = 1 << 56
 REPLACED = 1 << 57  # the program has replaced the result since its exchange
 MIXED = 1 << 58  # for sums only: a backward pass has added to what has replaced the result
+STEPPED = 1 << 59  # the last step has seen a gradient here
+NOT_STEPPED = 1 << 60  # the last step has seen none
 
 # What a rank reports about the optimizer.
 NEW = 1 << 0  # it has no number yet
@@ -62,6 +64,12 @@ _STEPS = 48  # four bits of the number of steps since the last agreement, and of
 _STEPS_BITS = 4
 LOSS = 1 << 56  # its closure has returned a loss
 NO_LOSS = 1 << 57  # its closure has returned none
+
+
+_RECOVER = (
+    "so the parameters may differ: copy parameters and optimizer to all ranks "
+    "(broadcast_parameters and broadcast_optimizer_state), or start again from a checkpoint"
+)
 
 
 class Call(IntEnum):
@@ -207,6 +215,38 @@ def refusal(about: int, turn: int) -> str | None:
             "example a zero for an empty batch"
         )
     return None
+
+
+def steps_missing(told: Sequence[tuple[int, int | None]]) -> str:
+    """Returns the text of the error that ranks have made different numbers of steps.
+
+    Args:
+        told: Each rank and its number of steps; None if it is unknown.
+    """
+    most = max(count for _, count in told if count is not None)
+    behind = ", ".join(str(rank) for rank, count in told if count not in (most, None))
+    return (
+        f"rank {behind} has not made the last step that other ranks have made, perhaps because "
+        f"of an exception, {_RECOVER}"
+    )
+
+
+def stepped_differently(name: str) -> str:
+    """Returns the text of the error that only some ranks have made a step with a gradient."""
+    return (
+        f"only some ranks had a gradient of {name} in the last step, because it was dropped or set "
+        f"after its exchange, before skip_synchronize() or in a hook, {_RECOVER}"
+    )
+
+
+def deleted(ranks: Sequence[int]) -> str:
+    """Returns the text of the error that ranks have deleted an optimizer others still use."""
+    which = ", ".join(str(rank) for rank in ranks)
+    return (
+        f"rank {which} has deleted its optimizer while gradients were being exchanged, and uses "
+        "another one with the same parameter names: clear all gradients and go on, or call "
+        "synchronize() before on all ranks"
+    )
 
 
 def disagree(error: str) -> InvalidRequest:

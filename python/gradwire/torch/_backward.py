@@ -20,13 +20,14 @@ from gradwire import _epochs, _native, _world
 from gradwire._ops import Average, ReduceOp, Sum
 from gradwire._staging import session
 from gradwire._world import ProcessSet, global_process_set, members, native_set
-from gradwire.torch import _checks, _parts, _watching
+from gradwire.torch import _checks, _left, _parts, _watching
 from gradwire.torch._adapter import check_own_memory
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._batches import Loads
 from gradwire.torch._compression import Compressor, NoneCompressor
+from gradwire.torch._gradient_state import Content, Kind
 from gradwire.torch._identity import Description, Identity
-from gradwire.torch._slots import Content, Kind, Slot
+from gradwire.torch._slots import Slot
 from gradwire.torch._sparse import sparse_allreduce_async
 
 MORE_PASSES = (
@@ -130,11 +131,23 @@ class Submissions:
             return self._takes_part
 
     def _end_epoch(self) -> None:
-        """Starts over with the ranks of the next epoch, as after the end of a session."""
-        with self._hooks:
+        """Starts over with the ranks of the next epoch, as after the end of a session.
+
+        A lost step's gradients are void: the program returns to a commit, or skips the step.
+        """
+        with self._hooks, torch.no_grad():
             self._session = None
+            for slot in self.slots.values():
+                if slot in self.submitted or slot.base is not None:
+                    slot.empty()
+            self._delayed.clear()
+            self.submitted.clear()
 
     def _begin(self, native: _native.Session, registered: _native.ProcessSet | None) -> None:
+        self._leave(goes_on=native is self._session)
+        for slot in self.slots.values():
+            if slot.base is not None:
+                _left.leave_spoiled(slot)
         if native is not self._session:
             self.identity.forget()
             self._exchanges = 0
@@ -151,6 +164,29 @@ class Submissions:
         if self._takes_part or member is None:
             self.watch()
 
+    def _leave(self, goes_on: bool) -> None:
+        """Marks the gradients that were sent, and whose results this optimizer will not receive.
+
+        ``goes_on``: whether the session does, so that results may still arrive.
+        """
+        waiting = {slot for request in self._delayed for slot in request}
+        flights = {slot: handle for handle, slots in self.handles for slot in slots}
+        for slot in self.submitted - waiting:
+            if slot.shares_memory:
+                _left.leave_spoiled(slot, flights.get(slot) if goes_on else None)
+
+    def __del__(self) -> None:
+        """Leaves what it knows with the gradients, for later optimizers of the same parameters."""
+        if not hasattr(self, "_hooks"):
+            return  # it was not made
+        self.identity.delete()
+        self._leave(goes_on=_world.is_rank() and self._session is _world.session())
+        for slot in self.slots.values():
+            slot.unwatch()
+            slot.check_base()
+            if slot.content is Content.COMMON or slot.base is not None:
+                _left.leave_result(slot)
+
     def watch(self) -> None:
         """Installs hooks that submit the gradients of all trainable parameters.
 
@@ -158,16 +194,25 @@ class Submissions:
         made a step submits it.
         """
         for slot in self.slots.values():
-            if not slot.is_watched and slot.parameter.requires_grad:
+            if slot.is_watched:
+                continue
+            if slot.parameter.requires_grad:
                 slot.lost_hooks = bool(slot.hooks)
                 _watching.watch(slot, self, before=self.op == Sum)
+            elif not _watching.owns(slot):
+                _watching.own(slot)
+            else:
+                continue
+            _left.take(slot)
 
     # The backward pass
 
     def before(self, slot: Slot) -> None:
         """Called before a backward pass accumulates a gradient: a sum must not be summed again."""
         slot.check_base()
-        if slot.content is not Content.COMMON or slot.fired or not self.takes_part():
+        if slot.content is not Content.COMMON or slot.fired or not slot.parameter.requires_grad:
+            return
+        if not self.takes_part():
             return
         content = slot.current_content()
         if content is Content.COMMON:
@@ -181,13 +226,12 @@ class Submissions:
         """Called when a backward pass has accumulated a gradient."""
         # This runs within the backward pass, which has evicted other data from the caches. So it
         # reads as little as possible.
-        if not self.takes_part():
+        gradient = slot.parameter.grad
+        # PyTorch also calls the hooks of a parameter that was frozen since the forward pass.
+        if gradient is None or not slot.parameter.requires_grad or not self.takes_part():
             return
         if slot.delay <= 0 or slot in self.submitted:
             raise AssertionError(MORE_PASSES.format(name=slot.name, passes=self.passes))
-        gradient = slot.parameter.grad
-        if gradient is None:
-            return
         if slot.seen == slot.stamp and self._ended_in == _backward_pass() != _OUTSIDE:
             return  # a hook that ran before this one has made a step
         check_own_memory(gradient)
@@ -199,7 +243,7 @@ class Submissions:
         if slot.base is not None:
             slot.note_content(Content.OWN)  # for ``check_base``
         if not slot.in_place(gradient):
-            _parts.accumulated(gradient, in_flight=bool(self.submitted))
+            _parts.written_once(gradient)
         group = slot.group
         learning = [] if group is None else [m for m in group if m.parameter.requires_grad]
         with self._hooks:  # so that only the last one of a group submits it
@@ -243,7 +287,7 @@ class Submissions:
         for slot in slots:
             slot.note_content(Content.OWN)
             slot.sent = slot.parameter.grad
-            if self._checks_values or _parts.are_by_value(slot.sent):
+            if self._checks_values or slot.is_by_value:
                 slot.digest = _checks.digest(slot.parameter.grad)
             slot.in_flight = True
         self.submitted.update(slots)
@@ -263,6 +307,7 @@ class Submissions:
                 slot.sparse = sparse_allreduce_async(
                     gradient, f"{self.identity.prefix}{slot.name}", self.op, self.process_set
                 )
+                self.identity.hold([slot.name], slot.sparse)
                 self.submitted.add(slot)
                 slot.in_flight = True
                 return
@@ -295,12 +340,12 @@ class Submissions:
             postscale=self.scales[1],
             process_set=native_set(self.process_set),
         )
-        self.identity.hold()
+        self.identity.hold([slot.name for slot in slots], handle)
         self.handles.append((handle, slots))
         self.submitted.update(slots)
         for slot in slots:
             slot.in_flight = True
-            if _parts.are_by_value(slot.parameter.grad):
+            if slot.is_by_value:
                 slot.digest = _checks.digest(slot.parameter.grad)
 
     def _reset(self) -> None:

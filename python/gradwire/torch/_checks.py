@@ -65,7 +65,12 @@ def value_digest(tensor: torch.Tensor) -> int:
 
 def word(gradient: torch.Tensor | None) -> int:
     """Returns the word of a gradient for a comparison between ranks, on any device."""
-    own = 0 if gradient is None else value_digest(gradient)
+    return word_of_digest(0 if gradient is None else value_digest(gradient))
+
+
+def word_of_digest(own: int) -> int:
+    """Returns a digest and its complement."""
+    own &= _ALL
     return own | (own ^ _ALL) << _BITS
 
 

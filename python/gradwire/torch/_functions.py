@@ -20,6 +20,8 @@ from gradwire.torch._handles import wait_for_all
 from gradwire.torch._move_ops import broadcast_async_
 from gradwire.torch._parameters import without_waiting
 
+_copies = 0
+
 
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor],
@@ -54,6 +56,13 @@ def broadcast_parameters(
         problem = str(error)
     _tell(problem, "broadcast_parameters", process_set)
     _broadcast(tensors, root_rank, process_set)
+    global _copies
+    _copies += 1
+
+
+def copies() -> int:
+    """Returns how often parameters have been copied to all ranks."""
+    return _copies
 
 
 def _named(params: Any) -> list[tuple[str, torch.Tensor]]:

@@ -23,8 +23,7 @@ A ``Slot`` of ``_slots`` describes one gradient: its memory, content and passes.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,31 +34,21 @@ from gradwire._objects import start_allgather
 from gradwire._ops import Sum
 from gradwire._staging import session
 from gradwire._world import members, native_set
-from gradwire.torch import _absent, _agreement, _checks, _parts
+from gradwire.torch import _absent, _agreement, _checks, _left
 from gradwire.torch._adapter import collectives
+from gradwire.torch._agreeing import Agreeing, number_of
 from gradwire.torch._agreement import Call
-from gradwire.torch._backward import Submissions
-from gradwire.torch._batches import Stores
-from gradwire.torch._handles import Waiting
+from gradwire.torch._gradient_state import Content
 from gradwire.torch._places import layout_of
 from gradwire.torch._resumable import Resumable, Waits
-from gradwire.torch._slots import Content, Kind, Slot
-from gradwire.torch._words import was_changed, word_in_flight, word_of
+from gradwire.torch._slots import Slot
+from gradwire.torch._words import was_changed
 
 # The exchanges of all optimizers of this process.
 _exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 
-def _number(loss: Any) -> torch.Tensor | None:
-    """Returns a closure's loss as a tensor; None if it is not a number."""
-    if isinstance(loss, float):
-        return torch.tensor(loss, dtype=torch.float64, device="cpu")
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
-        return loss
-    return None
-
-
-class Exchange(Submissions):
+class Exchange(Agreeing):
     """The exchange of one optimizer's gradients."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,12 +60,6 @@ class Exchange(Submissions):
         self._ahead = Call.NONE
         # Whether other ranks wait in a later call than the one in which they met this rank.
         self._awaited = False
-        # The steps made since the last agreement, which are the same on all ranks, and the number
-        # of joins at that time; None if the number is unknown.
-        self._steps: int | None = None
-        self._joins = 0
-        # What this rank reports about the loss of its closure.
-        self._loss = 0
         # The number of ranks in the last exchange.
         self.contributors = 0
         super().__init__(*args, **kwargs)
@@ -105,175 +88,6 @@ class Exchange(Submissions):
         )
 
     # The step
-
-    def _agree(
-        self, call: Call, check: Callable[[], None], again: bool
-    ) -> Waits[tuple[int, dict[Slot, int]]]:
-        """Exchanges the words; returns the union about the optimizer, and the settled ones.
-
-        ``again``: the ranks have met before, in different calls.
-        """
-        yield from self.identity.introduce()
-        turn = _agreement.AGAIN if again else _agreement.FIRST
-        steps = self._steps_since(_world.joins[tuple(self.process_set.ranks)])
-        about = self.identity.mark | call.bits | turn | _agreement.steps_bits(steps)
-        about |= self._remark() | self._loss
-        problem: Exception | None = None
-        try:
-            check()
-            self.watch()  # some parameters may require gradients only now
-            if again and self.fired:
-                raise AssertionError(
-                    "gradients were computed after this rank had exchanged those of a step that "
-                    "other ranks make: call synchronize() on all ranks or on none"
-                )
-            self._separate()
-            own = [about, *(word_of(slot, self.op, again) for slot in self._by_name)]
-        except Exception as error:
-            # TELL: the other ranks would wait for this one.
-            problem, about = error, about | _agreement.FAILED
-            own = [about, *(word_in_flight(slot) for slot in self._by_name)]
-        self._steps = None  # if it fails
-        about, *unions = yield from self._agreement.exchange(self.identity.agreement, own)
-        self._steps = 0
-        if _agreement.marks_differ(about):
-            raise problem or _agreement.disagree(self.identity.several())
-        self._learn(about)
-        if about & _agreement.NEW:
-            yield from self.identity.agree_on_number()
-        refusal, apart = _agreement.refusal(about, turn), _agreement.steps_differ(about)
-        if refusal is not None or apart:
-            yield from self._end_flights(dict(zip(self._by_name, unions)))
-            if refusal is not None:
-                raise problem or _agreement.disagree(refusal)
-            raise AssertionError((yield from self._difference_in_steps(steps)))
-        words = dict(zip(self._by_name, map(_agreement.settled, unions)))
-        yield from self._compare_replaced(words)
-        return about, words
-
-    def _separate(self) -> None:
-        """Copies gradients that lie in the memory of another one, as after ``b.grad = a.grad``.
-
-        A place has one result, and other ranks may have two gradients.
-
-        Raises:
-            AssertionError: The other one is being exchanged there already.
-        """
-        rest = [slot for slot in self._by_name if not slot.in_flight and slot.seen is not None]
-        if not rest:
-            return
-        flying = [slot for slot in self.submitted if slot.seen is not None]
-        found: dict[int, Slot] = {}
-        for slot in (*flying, *rest):
-            gradient = slot.parameter.grad
-            if gradient is None or gradient.layout != torch.strided or gradient.numel() == 0:
-                continue
-            other = found.setdefault(gradient.data_ptr(), slot)
-            if other is slot or slot.in_flight:
-                continue
-            if other.in_flight and other.in_place(other.parameter.grad):
-                raise AssertionError(
-                    f"the gradient of {slot.name} was set to that of {other.name}, which is being "
-                    "exchanged: set it to a copy, or before the backward pass"
-                )
-            slot.parameter.grad = gradient.clone()
-
-    def _steps_since(self, joins: int) -> int | None:
-        """Returns the number of steps since the last agreement, if all ranks took part in it.
-
-        ``joins``: the number of joins, so that ranks that had joined need not have made the steps.
-        """
-        if joins != self._joins:
-            self._joins, self._steps = joins, None
-        return self._steps
-
-    def _difference_in_steps(self, steps: int | None) -> Waits[str]:
-        """Returns the text of the error that ranks have made different numbers of steps."""
-        own = _world.rank(), steps
-        told = yield start_allgather(own, f"{self.identity.prefix}steps", self.process_set)
-        most = max(count for _, count in told if count is not None)
-        behind = ", ".join(str(rank) for rank, count in told if count not in (most, None))
-        return (
-            f"rank {behind} has not made the last step that other ranks have made, perhaps because "
-            "of an exception, so the parameters may differ: copy parameters and optimizer to all "
-            "ranks (broadcast_parameters and broadcast_optimizer_state), or start again from a "
-            "checkpoint"
-        )
-
-    def _remark(self) -> int:
-        """Returns further bits for the word about the optimizer."""
-        return 0
-
-    def _learn(self, about: int) -> None:
-        """Receives the union of the words about the optimizer."""
-
-    def _end_flights(self, words: dict[Slot, int]) -> Waits[None]:
-        """Ends the exchange of what ranks have sent, although no step follows.
-
-        Otherwise, results could arrive in later gradients.
-        """
-        started = {slot for _, slots in self.handles for slot in slots}
-        aside = {
-            slot: slot.parameter.grad
-            for slot in self.slots.values()
-            if slot not in started and slot.sparse is None
-        }
-        for slot in aside:
-            slot.parameter.grad = None  # it need not be one that can be exchanged
-        flying = {
-            slot: word | _agreement.USED if word & _agreement.IN_FLIGHT else 0
-            for slot, word in words.items()
-        }
-        self._submit_the_rest(flying)
-        self._loads.start()
-        yield from self._wait()
-        for slot, gradient in aside.items():
-            slot.parameter.grad = gradient
-        for slot in self.slots.values():
-            slot.note_content(Content.OWN)  # for a step after this error
-
-    def _compare_replaced(self, words: dict[Slot, int]) -> Waits[None]:
-        """Decides whether gradients that replace results are still the same on all ranks."""
-        replaced = [
-            slot
-            for slot, word in words.items()
-            if word & _agreement.REPLACED and not word & _agreement.USED
-        ]
-        if not replaced:
-            return
-        own = [_checks.word(slot.parameter.grad) for slot in replaced]
-        unions = yield from self._comparison.exchange(f"{self.identity.prefix}replaced", own)
-        for slot, union in zip(replaced, unions):
-            if _checks.differ(union):
-                words[slot] |= _agreement.USED | _agreement.AS_OWN
-            else:
-                slot.absent = False
-                slot.note_content(Content.COMMON)
-
-    def _submit_the_rest(self, words: dict[Slot, int]) -> None:
-        """Submits the gradients that any rank has and this rank has not submitted."""
-        for slot, word in words.items():
-            if slot.kind is None and word & (_agreement.USED | _agreement.ALWAYS_SPARSE):
-                dense = word & _agreement.DENSE and not word & _agreement.ALWAYS_SPARSE
-                slot.kind = Kind.DENSE if dense else Kind.SPARSE
-                slot.sparse_dim = 0 if dense else _agreement.sparse_dim_of(word)
-            written = word & _agreement.WRITTEN and not slot.exchanged
-            if (written or word & _agreement.AS_OWN) and not slot.fired:
-                # On this rank, the program may have written the same value.
-                slot.note_content(Content.OWN)
-        delayed, self._delayed = self._delayed, []
-        for request in delayed:
-            for slot in request:
-                slot.digest = None
-            self._submit(request)
-        for request in self._requests:
-            # A rank that submitted a group in its backward pass has left out the frozen gradients.
-            together = [s for s in request if words[s] & (_agreement.LEARNS | _agreement.IN_FLIGHT)]
-            frozen = [[slot] for slot in request if slot not in together]
-            for slots in (together, *frozen):
-                used = any(words[slot] & _agreement.USED for slot in slots)
-                if used and self.submitted.isdisjoint(slots):
-                    self._submit(slots)
 
     def finish(self, call: Call, check: Callable[[], None] = lambda: None) -> None:
         """Submits the remaining gradients that any rank has, and waits for everything.
@@ -372,29 +186,6 @@ class Exchange(Submissions):
             if len(others.get(key, ())) == 1:
                 yield partial(others[key][0].finish, Call.READ)
 
-    def _wait(self) -> Waits[None]:
-        """Waits for the requests and stores their results.
-
-        It raises the first failure after waiting for the others.
-        """
-        waiting, stores = Waiting(), Stores()
-        while self.handles:
-            handle, slots = self.handles[0]
-            complete = yield partial(waiting.wait, handle)
-            for slot in slots if complete else ():
-                if slot.must_store:
-                    with torch.no_grad():
-                        slot.store(self.compression, stores)
-                    if slot.parameter.grad is not None:
-                        _parts.written(slot.parameter.grad)
-            self.handles.pop(0)
-        with torch.no_grad():
-            stores.start()
-        for slot in [slot for slot in self.submitted if slot.sparse is not None]:
-            if (yield partial(waiting.wait, slot.sparse)):
-                slot.store_sparse()
-        waiting.check()
-
     def _results(self, words: dict[Slot, int]) -> None:
         """Records the results; raises the error of the ranks, if a step would be wrong."""
         errors: list[Exception] = []
@@ -436,27 +227,14 @@ class Exchange(Submissions):
                     "synchronize(), change gradients in the same way on all ranks"
                 )
 
-    def _begin(self, *args: Any) -> None:
-        self._steps = None
-        super()._begin(*args)
-
     def _reset(self) -> None:
         self._finishing, self._ahead, self._awaited = None, Call.NONE, False
         self._changed.clear()
         super()._reset()
 
-    @contextmanager
-    def closure(self, loss: Any) -> Iterator[None]:
-        """Returns a context in which the ranks agree on whether their closures return a loss."""
-        self._loss = _agreement.NO_LOSS if _number(loss) is None else _agreement.LOSS
-        try:
-            yield
-        finally:
-            self._loss = 0
-
     def loss(self, loss: Any) -> Any:
         """Returns a closure's loss; if it is a number, reduced like the gradients."""
-        own = _number(loss)
+        own = number_of(loss)
         if own is None or not self.takes_part():
             return loss
         name = f"{self.identity.prefix}loss"
@@ -490,6 +268,7 @@ class Exchange(Submissions):
 
     def hide(self) -> None:
         """Removes zeros that represent no gradient, before a step."""
+        self.begin_step()
         _absent.hide(self.slots.values())
 
     def stepped(self, complete: bool) -> None:
@@ -498,8 +277,7 @@ class Exchange(Submissions):
         Args:
             complete: Whether the optimizer has made the step, without an exception.
         """
-        if complete and self._steps is not None:
-            self._steps += 1
+        self.end_step(complete)
         self._ahead, self._awaited = Call.NONE, False
         for slot in self.slots.values():
             slot.exchanged = False
@@ -513,5 +291,6 @@ class Exchange(Submissions):
         """Clears the gradients with ``zero_grad``; those in shared memory stay there as zeros."""
         if _world.is_rank() and self.takes_part():
             self.watch()
-        _absent.clear(self.slots.values(), zero_grad)
+        clear = partial(_absent.clear, self.slots.values(), zero_grad)
+        _left.clear(self.slots.values(), clear)
         self._reset()

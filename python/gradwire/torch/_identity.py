@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from gradwire import _epochs, _native, _world
 from gradwire._objects import start_allgather
@@ -29,6 +29,10 @@ from gradwire._staging import session
 from gradwire._world import ProcessSet
 from gradwire.torch import _agreement
 from gradwire.torch._resumable import Waits
+
+
+class _Operation(Protocol):
+    def poll(self) -> bool: ...
 
 
 class Description(NamedTuple):
@@ -58,8 +62,9 @@ class _Introduced:
 
 _session: _native.Session | None = None
 _introduced: dict[tuple[int, ...], _Introduced] = {}
-# Optimizers with operations in flight: their names are in use even if the optimizers are gone.
+# Optimizers with operations in flight: their names are in use even if the optimizers are deleted.
 _in_flight: set[Identity] = set()
+_identities: weakref.WeakSet[Identity] = weakref.WeakSet()
 
 
 def _introduced_to(process_set: ProcessSet) -> _Introduced:
@@ -86,23 +91,45 @@ class Identity:
     def __init__(self, description: Description, process_set: ProcessSet) -> None:
         self.description, self.process_set = description, process_set
         self._index = self.number = 0
+        # By the names of the parameters, the operations in flight.
+        self._sent: dict[str, _Operation] = {}
+        self._is_deleted = False
+        _identities.add(self)
 
     def forget(self) -> None:
         """Forgets the session or the epoch."""
         self._index = self.number = 0
 
-    def hold(self) -> None:
-        """Keeps the names until ``release``, even if the optimizer is deleted."""
+    def hold(self, names: Iterable[str], operation: _Operation) -> None:
+        """Keeps the names of the gradients sent, even if the optimizer is deleted."""
+        self._sent.update(dict.fromkeys(names, operation))
         _in_flight.add(self)
 
     def release(self) -> None:
         """Lets other optimizers use the names when this one is deleted."""
+        self._sent.clear()
         _in_flight.discard(self)
+
+    def delete(self) -> None:
+        """Records that the optimizer is deleted, perhaps while gradients are being exchanged."""
+        self._is_deleted = True
+
+    def _deleted(self) -> list[Identity]:
+        """Returns the deleted optimizers with these parameter names that have sent gradients."""
+        return [
+            one
+            for one in _in_flight
+            if one._is_deleted and (one._index, one.process_set) == (self._index, self.process_set)
+        ]
 
     @property
     def agreement(self) -> str:
-        """The name of the agreement, the same for all optimizers with these parameter names."""
-        return f"optimizer{self._index}.agreement"
+        """The name of the agreement, the same for all optimizers with these parameter names.
+
+        An error of ranks that wait for different operations shows it.
+        """
+        names = self.description.names
+        return f"optimizer{self._index}.agreement({names[0]}{', …' if len(names) > 1 else ''})"
 
     @property
     def prefix(self) -> str:
@@ -141,25 +168,48 @@ class Identity:
             name = f"optimizer{len(known.indices) + 1}.digest"
             digests = yield start_allgather(digest, name, self.process_set)
             if len({*digests}) > 1:
-                given = yield start_allgather(self.description, f"{name}.names", self.process_set)
-                raise _agreement.disagree(difference(given))
+                own = self.description, {one.description.digest for one in _identities}
+                told = yield start_allgather(own, f"{name}.names", self.process_set)
+                raise _agreement.disagree(difference(told))
             known.indices[digest] = len(known.indices) + 1
         self._index = known.indices[digest]
 
-    def agree_on_number(self) -> Waits[None]:
-        """Receives the number, or gives it to the ranks whose optimizer has none yet."""
+    def agree_on_number(self) -> Waits[dict[int, list[str]]]:
+        """Receives the number, or gives it to the ranks whose optimizer has none yet.
+
+        Returns:
+            By rank, the names of the gradients that it has sent under this number, and then has
+            deleted its optimizer. They are still in flight here or on other ranks.
+        """
         numbered = _introduced_to(self.process_set).numbered.setdefault(
             self._index, weakref.WeakValueDictionary()
         )
+        deleted = self._deleted()
+        used = {number for number, one in numbered.items() if not one._is_deleted}
+        sent = {one.number: sorted(one._sent) for one in deleted}
         told = yield start_allgather(
-            (self.number, sorted(numbered)), f"optimizer{self._index}.number", self.process_set
+            (_world.rank(), self.number, used, sent),
+            f"optimizer{self._index}.number",
+            self.process_set,
         )
-        numbers = {number for number, _ in told if number}
+        numbers = {number for _, number, *_ in told if number}
         if len(numbers) > 1:
             raise _agreement.disagree(self.several())
-        used = {number for _, those in told for number in those}
+        used = set().union(*(those for *_, those, _ in told))
+        for one in deleted:
+            # An optimizer of another rank may wait for an operation that is complete here.
+            if one.number not in used and all(each.poll() for each in one._sent.values()):
+                one.release()
+        used.update(number for *_, those in told for number in those)
         self.number = numbers.pop() if numbers else _smallest_not_in(used)
         numbered[self.number] = self
+        return {rank: those[self.number] for rank, *_, those in told if self.number in those}
+
+    def release_deleted(self) -> None:
+        """Lets this optimizer use the names of a deleted one, whose operations have ended."""
+        for one in self._deleted():
+            if one.number == self.number:
+                one.release()
 
     def several(self) -> str:
         """Returns the text of the error that the ranks use different optimizers."""
@@ -174,8 +224,20 @@ def _smallest_not_in(used: set[int]) -> int:
     return next(number for number in range(1, len(used) + 2) if number not in used)
 
 
-def difference(given: Sequence[Description]) -> str:
-    """Returns the text of the error that the optimizers of some ranks differ."""
+def difference(told: Sequence[tuple[Description, set[int]]]) -> str:
+    """Returns the text of the error that the optimizers of some ranks differ.
+
+    Args:
+        told: By rank, the description, and the digests of all optimizers that it has.
+    """
+    given = [description for description, _ in told]
+    if all(one.digest in have for one in given for _, have in told):
+        which = "; ".join(f"{at}: that of {one.names[0]}" for at, one in enumerate(given[:8]))
+        return (
+            "the ranks use several optimizers in different orders; by position in the process set: "
+            f"{which}. Use them in the same order on all ranks, and in one thread: step(), "
+            "synchronize(), and what reads the parameters of a group after a backward pass"
+        )
     common = set.intersection(*({*one.names} for one in given))
     lines = []
     for at, one in enumerate(given):

@@ -4,25 +4,29 @@ A write to one part changes the version of all, even of those in flight, and eve
 ``module.double()`` has moved each to memory of its own. Backward passes and results are recorded
 here, so any other change of the version is a write by the program. It may be to a part that is not
 in flight, as by a hook that scales each gradient, or to one of another optimizer. So parts are
-compared by value in the first exchange, and always once a program has written to others meanwhile.
+compared by value, until an exchange without such a write, and again after the next one.
 """
 
 from __future__ import annotations
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class _Storage:
     """The writes to a storage, whose gradients may belong to several optimizers."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        # While this exists, no other storage gets its number.
+        self.known = StorageWeakRef(storage)
         # The version after the last recorded write, and after the last other one.
         self.recorded = self.other = 0
-        # Whether changes to parts in flight are seen only by value. None if that is not known yet.
-        self.by_value: bool | None = None
 
 
-# By address.
+# The attribute of a part.
+_PART = "_gradwire_part"
+
+# By number.
 _storages: dict[int, _Storage] = {}
 _MAX_STORAGES = 1 << 12
 
@@ -34,75 +38,56 @@ def _whole(gradient: torch.Tensor) -> torch.UntypedStorage:
 
 def is_a_part(gradient: torch.Tensor) -> bool:
     """Returns whether a gradient is a part of a larger tensor, or was one."""
+    return has_neighbors(gradient) or (bool(_storages) and _PART in vars(gradient))
+
+
+def has_neighbors(gradient: torch.Tensor) -> bool:
+    """Returns whether a gradient is a part of a larger tensor now."""
     if gradient.layout != torch.strided:
         return False
     return _whole(gradient).nbytes() > gradient.numel() * gradient.element_size()
 
 
 def _storage_of(gradient: torch.Tensor) -> _Storage | None:
-    return _storages.get(_whole(gradient).data_ptr()) if is_a_part(gradient) else None
+    return _storages.get(_whole(gradient)._cdata) if is_a_part(gradient) else None
 
 
-def accumulated(gradient: torch.Tensor, in_flight: bool) -> None:
-    """Records that a backward pass has accumulated a gradient.
-
-    Args:
-        gradient: The gradient, which may be a part.
-        in_flight: Whether gradients of the same backward pass are being exchanged.
-    """
+def written_once(gradient: torch.Tensor) -> None:
+    """Records one write, as a backward pass makes when it accumulates a gradient."""
     storage = _storage_of(gradient)
     if storage is not None and gradient._version > storage.recorded + 1:
         storage.other = gradient._version - 1
-        if in_flight:
-            storage.by_value = True
     written(gradient)
 
 
 def written(gradient: torch.Tensor) -> None:
-    """Records a write of a backward pass or of a result."""
+    """Records the writes of a result."""
     if not is_a_part(gradient):
         return
+    whole = _whole(gradient)
+    storage = _storages.get(whole._cdata)
+    if storage is None:
+        if len(_storages) >= _MAX_STORAGES:
+            _forget()
+        storage = _storages[whole._cdata] = _Storage(whole)
+    storage.recorded = gradient._version
+    vars(gradient)[_PART] = True  # also when it has moved to memory of its own
+
+
+def _forget() -> None:
+    """Forgets the storages that no longer exist; all if there are too many."""
+    for number in [number for number, one in _storages.items() if one.known.expired()]:
+        del _storages[number]
     if len(_storages) >= _MAX_STORAGES:
         _storages.clear()
-    storage = _storages.setdefault(_whole(gradient).data_ptr(), _Storage())
-    if gradient._version < storage.recorded:  # another storage at the same address
-        storage.other = 0
-    storage.recorded = gradient._version
 
 
-def are_by_value(gradient: torch.Tensor | None) -> bool:
-    """Returns whether changes to a gradient in flight are compared by value."""
-    if gradient is None or not _storages:
-        return False
-    storage = _storage_of(gradient)
-    if storage is None:
-        return False
-    # Values on a GPU are not compared.
-    unknown = storage.by_value is None and gradient.device.type == "cpu"
-    return unknown or storage.by_value is True
-
-
-def was_unchanged(gradient: torch.Tensor, version: int) -> None:
-    """Records that a gradient in flight has not changed by value.
+def may_have_changed(gradient: torch.Tensor, version: int) -> bool:
+    """Returns whether the program may have written to a gradient since it had this version.
 
     Args:
-        gradient: The gradient, which may be a part.
-        version: The version when it was sent.
+        gradient: The gradient, whose version is another one now. It may be a part.
+        version: The version.
     """
     storage = _storage_of(gradient)
-    if storage is not None and not was_changed(gradient, version):
-        storage.by_value = bool(storage.by_value)
-
-
-def was_changed(gradient: torch.Tensor, version: int) -> bool:
-    """Returns whether the program has written to a storage since a gradient had this version.
-
-    If so, its gradients are compared by value from the next exchange on.
-    """
-    storage = _storage_of(gradient)
-    if storage is None:
-        return True
-    changed = storage.recorded != gradient._version or storage.other > version
-    if changed:
-        storage.by_value = True
-    return changed
+    return storage is None or storage.recorded != gradient._version or storage.other > version

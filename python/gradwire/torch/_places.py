@@ -17,6 +17,7 @@ import torch
 
 from gradwire._staging import session
 from gradwire.torch._adapter import as_tensor, dense_strides, describe
+from gradwire.torch._parts import is_a_part
 
 # Returns the number of tensors on a storage. CPU builds of PyTorch before 2.6 lack it.
 _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
@@ -124,33 +125,26 @@ class Place:
         return _users is not None and _users_of(self._lent) <= self._alone
 
 
-def is_alone(gradient: torch.Tensor, in_its_storage: bool = True) -> bool:
-    """Returns whether nothing else uses a gradient's memory: no tensor, array or storage.
-
-    Args:
-        gradient: The gradient.
-        in_its_storage: Whether other tensors on its storage count.
-    """
+def is_alone(gradient: torch.Tensor) -> bool:
+    """Returns whether nothing else uses a gradient's memory: no tensor, array or storage."""
     # If PyTorch can't tell, something may.
-    if _uses is None or (_users is None and gradient._is_view()):
+    if _uses is None or (_users is None and (gradient._is_view() or is_a_part(gradient))):
         return False
-    return _uses_of(gradient, in_its_storage) <= _uses_of_an_unused_one(in_its_storage)
+    return _uses_of(gradient) <= _uses_of_an_unused_one()
 
 
 @cache
-def _uses_of_an_unused_one(in_its_storage: bool) -> int:
+def _uses_of_an_unused_one() -> int:
     """Returns the uses of a gradient that only PyTorch uses; releases differ."""
     with torch.inference_mode(False):
         parameter = torch.nn.Parameter(torch.empty(1, device="cpu"))
         parameter.grad = torch.empty(1, device="cpu")
-    return _uses_of(parameter.grad, in_its_storage)
+    return _uses_of(parameter.grad)
 
 
-def _uses_of(gradient: torch.Tensor, in_its_storage: bool) -> int:
+def _uses_of(gradient: torch.Tensor) -> int:
     assert _uses is not None, "they are counted"
-    if in_its_storage:
-        return _uses(gradient) + _users_of(gradient)
-    return _uses(gradient) + sys.getrefcount(gradient.untyped_storage())
+    return _uses(gradient) + _users_of(gradient)
 
 
 def _users_of(tensor: torch.Tensor) -> int:

@@ -78,8 +78,7 @@ class Skipping(Voting, Distributed):
         return self._without_waiting()
 
     def _complete_exchange(self) -> None:
-        if self._should_synchronize:
-            self._finish(Call.STEP)
+        self._finish_for_step()
         self._exchange.compare()
 
     def _step_now(self, *args: Any, **kwargs: Any) -> Any:

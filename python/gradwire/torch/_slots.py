@@ -1,38 +1,31 @@
-"""One parameter's gradient: its memory, its content, and the data to send.
+"""One parameter's gradient: the data to send, and the result.
 
-Each gradient has a place in shared memory (``_places``). A gradient elsewhere (the first one; after
-``model.zero_grad()``; on another device) is copied there, and its bytes are counted.
+A gradient that is not in its place in shared memory (the first one; after ``model.zero_grad()``; on
+another device) is copied there, and its bytes are counted.
 
 The gradient tensors of the program stay its own. After the copy, the place becomes the memory of
 the same tensor object, so a list of gradients follows. If other tensors or arrays use the old
 memory, such as views or a flat buffer of all gradients, they could not follow. Then the gradient
-stays where it is, and the result is copied back to it.
-
-``Content`` determines what this rank contributes: only its own gradients are exchanged, and the
-result of an exchange is not summed again.
+stays where it is, and the result is copied back to it. So do the parts of a tensor that the
+backward pass has made, for concatenated parameters: whether the program knows it can't be seen.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Any
-
 import torch
 
-from gradwire import _native, _world
+from gradwire import _native
 from gradwire._staging import session
 from gradwire.torch import _cuda
 from gradwire.torch._adapter import OVERLAPS, as_tensor, collectives, describe
 from gradwire.torch._batches import Loads, Stores
 from gradwire.torch._compression import Compressor, NoneCompressor
+from gradwire.torch._gradient_state import Content, GradientState
 from gradwire.torch._parts import is_a_part
-from gradwire.torch._places import Place, Where, is_alone, layout_of, where_is
-from gradwire.torch._sparse import SparseHandle, entries
+from gradwire.torch._places import Place, is_alone, layout_of
+from gradwire.torch._sparse import entries
 
 _copied_bytes = 0
-
-# Types that a gradient may have been converted to and back.
-_ROUNDING = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def gradient_bytes_copied() -> int:
@@ -53,330 +46,21 @@ def copied(tensor: torch.Tensor) -> None:
     _copied_bytes += tensor.numel() * tensor.element_size()
 
 
-# What a slot knows about the gradient's content.
-_KNOWN = ("content", "stamp", "stamped", "computed", "kept", "absent", "base")
-
-
-class Content(Enum):
-    """What a parameter's gradient contains."""
-
-    NOTHING = 0  # no gradient, or the zeros that ``zero_grad`` leaves
-    COMMON = 1  # the result of an exchange: the same on all ranks
-    OWN = 2  # this rank's own gradient, from a backward pass or the program
-
-
-class Kind(Enum):
-    """How a gradient is exchanged; equal on all ranks from the first exchange on."""
-
-    DENSE = 0
-    SPARSE = 1
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """Returns a gradient's elements; for a sparse gradient, the stored ones."""
-    if gradient.layout == torch.strided:
-        return gradient
-    return gradient._values() if gradient.is_sparse else gradient.values()
-
-
-def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Returns whether two gradients are equal, including the order of sparse entries."""
-    if one.layout != other.layout or one.dtype != other.dtype:
-        return False
-    if one.is_sparse and not torch.equal(one._indices(), other._indices()):
-        return False
-    return _have_equal_elements(_values(one), _values(other))
-
-
-def _have_equal_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Returns whether two tensors have exactly the same elements, including NaN."""
-    return torch.equal(one, other) or (
-        one.is_floating_point()
-        and one.shape == other.shape
-        and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-    )
-
-
-def _is_new_part(gradient: torch.Tensor) -> bool:
-    """Returns whether autograd has just created a gradient as a part of a larger tensor.
-
-    Gradients of concatenated parameters share a tensor that the program does not know. Autograd has
-    not added to this gradient, which would have changed its version, and no hook has lent it.
-    """
-    is_new = gradient._version == 0 and is_a_part(gradient)
-    return is_new and is_alone(gradient, in_its_storage=False)
-
-
 def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
     """Copies values to a gradient; also to one that was created in inference mode."""
     with torch.inference_mode(into.is_inference()):
         into.detach().copy_(source)
 
 
-# Changes when a gradient is replaced or written.
-_Stamp = tuple[Where, int]
-_NO_STAMP: _Stamp = ((), 0)
-
-
-def _stamp(gradient: torch.Tensor) -> _Stamp:
-    return where_is(gradient), 0 if gradient.is_inference() else gradient._version
-
-
-class Slot:
+class Slot(GradientState):
     """One parameter's gradient and its exchange."""
 
-    def __init__(self, name: str, parameter: torch.Tensor, priority: int, passes: int) -> None:
-        self.name, self.parameter, self.priority = name, parameter, priority
-        # The remaining backward passes before the exchange, and whether there was one.
-        self.delay, self.fired = passes, False
-        # The slots exchanged in one request with this one; None if it is exchanged alone.
-        self.group: list[Slot] | None = None
-        # Created on demand: sparse gradients need no place.
-        self.place: Place | None = None
-        # Known from the first exchange on; for sparse gradients, with the number of sparse
-        # dimensions.
-        self.kind: Kind | None = None
-        self.sparse_dim = 0
-        # The gradient's content and stamp at the last check.
-        self.content, self.stamp = Content.NOTHING, _NO_STAMP
-        # The gradient that ``stamp`` identifies, if it is sparse or in its place; kept so that its
-        # id is not reused.
-        self.stamped: torch.Tensor | None = None
-        # Exchanged, without a step since: until then, programs may clip and scale the result.
-        self.exchanged = False
-        # Whether a backward pass has computed the gradient since the last step.
-        self.computed = False
-        # A copy of the last result, if the program may write to it unnoticed.
-        self.kept: torch.Tensor | None = None
-        # Whether zeros in the place represent no gradient, which a step must not see.
-        self.absent = False
-        # The result of an earlier exchange, to add to the next result.
-        self.base: torch.Tensor | None = None
-        # Exchanged instead of the place: the buffer, the compressed tensor and the compressor's
-        # context.
-        self.compressed: tuple[_native.Buffer, torch.Tensor, Any] | None = None
-        self.sparse: SparseHandle | None = None
-        # The gradient that waits for ``finish``; kept so that its address is not reused.
-        self.sent: torch.Tensor | None = None
-        # The digest of the computed gradient, to see changes by value.
-        self.digest: int | None = None
-        self.hooks: list[Any] = []
-        # The address of the C++ tensor that has the hooks.
-        self.hooked = 0
-        # Whether the parameter was swapped with another one, without the hooks.
-        self.lost_hooks = False
-        # Whether a backward pass adds to what the program has put in the place of a sum.
-        self.is_mixed = False
-        # Submitted but not yet waited for.
-        self.in_flight = False
-        # Whether the parameter still belongs to the optimizer's groups.
-        self.is_listed = True
-
-    @property
-    def learns(self) -> bool:
-        """Whether steps change the parameter."""
-        return self.is_listed and self.parameter.requires_grad
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether the parameter has the hooks, and has not been swapped with another one."""
-        return bool(self.hooks) and self.hooked == self.parameter._cdata
-
-    def unwatch(self) -> None:
-        """Removes the parameter's hooks."""
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks.clear()
-
-    # Where it is
-
-    def current(self) -> Place:
-        """Returns the gradient's place, in its current layout."""
-        layout = layout_of(self.parameter)
-        if self.place is None or self.place.layout != layout:
-            self.place = Place(layout, self.parameter)
-        return self.place
-
-    def in_place(self, gradient: torch.Tensor | None) -> bool:
-        """Returns whether a gradient is in its place."""
-        return gradient is not None and self.place is not None and self.place.holds(gradient)
-
-    def free_place(self) -> Place | None:
-        """Returns the place for the next gradient, after the last one was released.
-
-        If the program still uses the last one, it stays unchanged, and the next one gets a new
-        place, or None without a session.
-        """
-        place, self.stamped = self.place, None
-        if place is not None and not place.is_free:
-            self.place = Place(place.layout, self.parameter) if _world.is_rank() else None
-        return self.place
-
-    @property
-    def stays_in_place(self) -> bool:
-        """Whether the gradient, or the zeros that represent none, can stay in its place."""
-        place, parameter = self.place, self.parameter
-        fits = place is not None and place.parameters == (parameter.dtype, parameter.stride())
-        is_hidden = self.absent and parameter.grad is None and parameter.device.type == "cpu"
-        return fits and (is_hidden or self.in_place(parameter.grad))
-
-    # Its content
-
-    def note_content(self, content: Content) -> None:
-        """Records the gradient's current content."""
-        gradient = self.parameter.grad
-        self.content = Content.NOTHING if gradient is None else content
-        self.stamp = _NO_STAMP if gradient is None else _stamp(gradient)
-        is_sparse = gradient is not None and gradient.layout != torch.strided
-        self.stamped = gradient if is_sparse or self._is_stamped_in_place else None
-        self.kept = None
-
-    def take_over(self, other: Slot) -> None:
-        """Takes what another optimizer knows about the parameter's gradient.
-
-        Its last result must not be taken for a gradient of this rank.
-        """
-        for name in _KNOWN:
-            setattr(self, name, getattr(other, name))
-        self.exchanged = other.exchanged and not other.fired
-        other.note_content(Content.OWN)
-        other.absent = other.exchanged = other.computed = False
-        other.base = None
-
-    def keep(self) -> None:
-        """Keeps a copy of the gradient to detect unnoticed writes.
-
-        Ordinary training needs none, because a backward pass accumulates each gradient.
-        """
-        gradient = self.parameter.grad
-        self.kept = None if gradient is None else gradient.detach().clone()
-
-    def current_content(self, look: bool = True) -> Content:
-        """Returns the gradient's current content.
-
-        ``look``: also compare the values of a gradient with an unchanged stamp, because writes
-        through ``data``, NumPy or DLPack don't change its version.
-        """
-        self.check_base()
-        gradient = self.parameter.grad
-        if gradient is None:
-            return Content.NOTHING
-        if self.fired:
-            return Content.OWN
-        where, version = _stamp(gradient)
-        # A version before that of the stamp belongs to another tensor at its address.
-        if where == self.stamp[0] and version >= self.stamp[1]:
-            if self.exchanged:
-                return self.content
-            if version == self.stamp[1]:
-                return Content.OWN if look and self._was_written(gradient) else self.content
-        if self.content is Content.COMMON and self._was_moved(gradient):
-            return Content.COMMON
-        # Zeros that represent no gradient may have been moved, for example by ``module.double()``.
-        # The program has set zeros that are in another tensor.
-        known = self.stamped
-        is_new = self.stamp == _NO_STAMP or (known is not None and known is not gradient)
-        nothing = self.absent and not is_new and not bool(_values(gradient).any())
-        return Content.NOTHING if nothing else Content.OWN
-
-    def _was_written(self, gradient: torch.Tensor) -> bool:
-        """Returns whether the program has written to a gradient with an unchanged stamp."""
-        if self.content is Content.NOTHING:
-            return bool(_values(gradient).any())
-        return self.kept is not None and not _are_equal(self.kept, gradient)
-
-    def _was_moved(self, gradient: torch.Tensor) -> bool:
-        """Returns whether a gradient is the result of the exchange, moved to another storage.
-
-        ``gradient.data = gradient.data.clone()`` moves it, and ``module.half()`` may also round it.
-        The tensor object is the same, and the place still holds the result.
-        """
-        place = self.place
-        if place is None or place.holds(gradient) or gradient.layout != torch.strided:
-            return False
-        if self.stamped is not None and gradient is not self.stamped:
-            return False
-        if gradient.shape != place.memory.shape or not gradient.is_floating_point():
-            return False
-        result = place.memory
-        there = gradient.detach().to(result)
-        # Exactly equal: small values that the program has written must not be mistaken for the
-        # result. After ``synchronize``, the ranks compare what one of them may have rounded.
-        dtypes = (result.dtype,) if self.exchanged else (result.dtype, *_ROUNDING)
-        rounded = (result.to(dtype).to(result) for dtype in dtypes)
-        return any(_have_equal_elements(there, one) for one in rounded)
-
-    @property
-    def _is_stamped_in_place(self) -> bool:
-        """Whether the gradient was in its place at the last check."""
-        return self.place is not None and self.stamp[0] == self.place.where
-
-    @property
-    def seen(self) -> _Stamp | None:
-        """The gradient's current stamp."""
-        gradient = self.parameter.grad
-        return None if gradient is None else _stamp(gradient)
-
-    def set_aside(self) -> None:
-        """Sets aside the result of an exchange, so that it is not summed again.
-
-        Zeros stay: the program may have cleared the result through ``.data``. What follows it is
-        ``put_back``, or a backward pass or a submission, which add to the zeros here.
-        """
-        gradient = self.parameter.grad
-        assert gradient is not None
-        if not bool(_values(gradient).any()):
-            return
-        with torch.no_grad():
-            if gradient.layout == torch.strided:
-                self.base = gradient.clone()
-                gradient.zero_()
-            else:
-                self.base, self.parameter.grad = gradient, None
-        # Not ``note_content``: it is still the result.
-        if self.seen is not None:
-            self.stamp = self.seen
-
-    def put_back(self) -> None:
-        """Puts back what was set aside for a backward pass that has not added to the gradient."""
-        gradient, base, self.base = self.parameter.grad, self.base, None
-        assert base is not None
-        kept = self.kept
-        with torch.no_grad():
-            if gradient is None:
-                self.parameter.grad = base
-            else:
-                gradient.copy_(base)
-        self.note_content(Content.COMMON)
-        self.kept = kept
-
-    def check_base(self) -> None:
-        """Drops what was set aside if the program has cleared or replaced the gradient since.
-
-        Puts it back after a backward pass that has failed.
-        """
-        if self.base is None or self.in_flight:
-            return
-        seen, gradient = self.seen, self.parameter.grad
-        if seen == self.stamp:
-            if not self.fired:
-                self.put_back()
-        elif (
-            not self.fired
-            or gradient is None
-            or seen is None
-            or seen[0] != self.stamp[0]
-            or not bool(_values(gradient).any())
-        ):
-            self.base = None
-
-    # The data to send
-
-    def _settle(self, place: Place, gradient: torch.Tensor, in_backward: bool = False) -> None:
+    def _settle(self, place: Place, gradient: torch.Tensor) -> None:
         """Makes the place the memory of a gradient that was copied there, if nobody can notice."""
-        follows = is_alone(gradient) or (in_backward and _is_new_part(gradient))
+        if type(gradient) is not torch.Tensor or gradient.is_inference():
+            return
         overlaps = torch._debug_has_internal_overlap(gradient) == OVERLAPS  # no result fits
-        if type(gradient) is torch.Tensor and not gradient.is_inference() and (follows or overlaps):
+        if overlaps or (is_alone(gradient) and not is_a_part(gradient)):
             gradient.data = place.view_for_parameter()
 
     def place_buffer(self, gradient: torch.Tensor) -> _native.Buffer | None:
@@ -398,7 +82,7 @@ class Slot:
                 return None
             place.memory.copy_(gradient)
             copied(place.memory)
-            self._settle(place, gradient, in_backward=True)
+            self._settle(place, gradient)
         return place.buffer
 
     def fill(self, content: Content, loads: Loads) -> Place:
@@ -511,7 +195,10 @@ class Slot:
             if gradient.is_cuda:
                 stores.add(exchanged.buffer, exchanged.memory, gradient, add_base)
                 return
+            if base is not None:
+                exchanged.memory.add_(base)  # for ``_was_moved``
             _copy(gradient, exchanged.memory)
+            return
         add_base()
 
     def store_sparse(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from gradwire.torch._adasum import checked_passes
 from gradwire.torch._agreement import Call
 from gradwire.torch._compression import Compressor
 from gradwire.torch._gradients import Exchange
+from gradwire.torch._options import options_of
 from gradwire.torch._parameters import Parameters, without_waiting
 from gradwire.torch._wrapping import Wrapped, without_hooks
 
@@ -58,6 +60,9 @@ class Distributed(Wrapped):
 
     def _begin(self, exchange: Exchange) -> None:
         self._exchange, self._should_synchronize = exchange, True
+        names = {id(parameter): slot.name for parameter, slot in exchange.slots.items()}
+        own = weakref.ref(self)
+        exchange.options = lambda: options_of(own(), names)
         self._parameters_wait = True
         self._known, self._listed = exchange.slots, []
         self._check_parameters()
@@ -65,6 +70,11 @@ class Distributed(Wrapped):
 
     def _finish(self, call: Call) -> None:
         self._exchange.finish(call, self._check_parameters)
+
+    def _finish_for_step(self) -> None:
+        """Exchanges the gradients, unless the program has done so and skips the agreement."""
+        if self._should_synchronize or not self._synchronized or self._exchange.in_flight:
+            self._finish(Call.STEP)
 
     def _before_parameters_are_read(self) -> None:
         """Waits for gradients being exchanged, before a program accesses a group's parameters."""
@@ -139,6 +149,8 @@ class Distributed(Wrapped):
     def skip_synchronize(self) -> Iterator[None]:
         """Returns a context in which ``step`` skips the exchange, for use after ``synchronize``.
 
+        Gradients that ``synchronize`` has not exchanged are exchanged nevertheless.
+
         Returns:
             A context manager.
 
@@ -178,7 +190,7 @@ class Distributed(Wrapped):
             GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         exchange = self._exchange
-        if closure is not None and self._should_synchronize:
+        if closure is not None:
             inner = closure
 
             def closure() -> Any:
@@ -188,24 +200,40 @@ class Distributed(Wrapped):
                 exchange.compare()
                 exchange.hide()
                 return exchange.loss(loss)
-        elif self._should_synchronize:
-            self._finish(Call.STEP)
-        if closure is None:
+        else:
+            self._finish_for_step()
             exchange.compare()
         return self._step_with_results(closure, *args, **kwargs)
 
-    def _step_with_results(self, *args: Any, **kwargs: Any) -> Any:
+    def _step_with_results(
+        self, closure: Callable[[], Any] | None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Makes the original step with exchanged gradients."""
         self._exchange.hide()
         complete = False
         try:
-            result = self._original_step(*args, **kwargs)
+            with self._last_hook(closure):
+                result = self._original_step(closure, *args, **kwargs)
             complete = True
         finally:
             self._exchange.stepped(complete)
         note_contributors(self._exchange.contributors)
         note_step()
         return result
+
+    @contextmanager
+    def _last_hook(self, closure: Callable[[], Any] | None) -> Iterator[None]:
+        """Returns a context in which a step's last hook notes which gradients it sees."""
+        # A closure computes the gradients only after the hooks. Optimizers of one's own may lack
+        # PyTorch's hooks.
+        if closure is not None or not hasattr(self, "_optimizer_step_pre_hooks"):
+            yield
+            return
+        hook = self.register_step_pre_hook(self._exchange.look)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clears the gradients like the original optimizer.

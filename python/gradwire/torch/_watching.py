@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any, Protocol
 
@@ -36,24 +37,13 @@ def watch(slot: Slot, watcher: Watcher, *, before: bool) -> None:
     Raises:
         AssertionError: Another slot of the parameter is in flight.
     """
-    other = _watched.get(id(slot.parameter))
-    if other is not None and other is not slot:
-        if other.in_flight:
-            raise AssertionError(
-                f"the gradient of {slot.name} is still being exchanged by another optimizer that "
-                "has the same parameter: first call synchronize() or step() of that one, on all "
-                "ranks; to use two in turn, call zero_grad() of the optimizer that steps next "
-                "before each backward pass"
-            )
-        other.unwatch()
-        slot.take_over(other)
+    own(slot)
     if slot.hooks:  # swapped: PyTorch keeps the dictionaries of the hooks, but does not call them
         slot.unwatch()
         parameter: Any = slot.parameter
         for hooks in ("_post_accumulate_grad_hooks", "_backward_hooks"):
             setattr(parameter, hooks, getattr(parameter, hooks))
     slot.hooked = slot.parameter._cdata
-    _watched[id(slot.parameter)] = slot
     known, its = weakref.ref(watcher), weakref.ref(slot)
 
     def call(method: str) -> Any:
@@ -67,3 +57,32 @@ def watch(slot: Slot, watcher: Watcher, *, before: bool) -> None:
     slot.hooks.append(slot.parameter.register_post_accumulate_grad_hook(call("ready")))
     if before:
         slot.hooks.append(slot.parameter.register_hook(call("before")))
+
+
+def owns(slot: Slot) -> bool:
+    """Returns whether a slot submits its parameter's gradient."""
+    return _watched.get(id(slot.parameter)) is slot
+
+
+def own(slot: Slot) -> None:
+    """Makes a slot the one that submits its parameter's gradient, and knows what it contains.
+
+    Raises:
+        AssertionError: Another slot of the parameter is in flight.
+    """
+    other = _watched.get(id(slot.parameter))
+    if other is not None and other is not slot and other.in_flight:
+        other = None
+        gc.collect()  # optimizers are parts of reference cycles, and it may have been deleted
+        other = _watched.get(id(slot.parameter))
+    if other is not None and other is not slot:
+        if other.in_flight:
+            raise AssertionError(
+                f"the gradient of {slot.name} is still being exchanged by another optimizer that "
+                "has the same parameter: first call synchronize() or step() of that one, on all "
+                "ranks; to use two in turn, call zero_grad() of the optimizer that steps next "
+                "before each backward pass"
+            )
+        other.unwatch()
+        slot.take_over(other)
+    _watched[id(slot.parameter)] = slot

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from gradwire._ops import Average, ReduceOp, Sum
-from gradwire.torch import _agreement, _checks, _parts
+from gradwire.torch import _agreement, _checks, _left, _parts
 from gradwire.torch._adapter import check_own_memory
+from gradwire.torch._gradient_state import Content, Kind
 from gradwire.torch._places import layout_of
-from gradwire.torch._slots import Content, Kind, Slot
+from gradwire.torch._slots import Slot
 
 
 def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
@@ -25,6 +26,12 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
     gradient = slot.parameter.grad
     if gradient is not None:
         check_own_memory(gradient)
+    if _left.is_spoiled(gradient):
+        raise AssertionError(
+            f"the gradient of {slot.name} may contain a part of a result: its optimizer was "
+            "deleted, or the job ended, while it was being exchanged. Set it to None, or call "
+            "zero_grad(), before the backward pass"
+        )
     used, present, content = slot.in_flight, gradient is not None, Content.OWN
     if slot.in_flight:
         word |= _agreement.IN_FLIGHT
@@ -103,8 +110,10 @@ def was_changed(slot: Slot) -> bool:
     if slot.digest is not None:
         if slot.digest != _checks.digest(gradient):
             return True
-        _parts.was_unchanged(gradient, slot.stamp[1])
+        slot.is_quiet = seen == slot.stamp or not _parts.may_have_changed(gradient, slot.stamp[1])
         return False
     if seen == slot.stamp:
         return False
-    return not _parts.is_a_part(gradient) or _parts.was_changed(gradient, slot.stamp[1])
+    changed = _parts.may_have_changed(gradient, slot.stamp[1])
+    slot.is_quiet = slot.is_quiet and not changed
+    return changed

@@ -38,7 +38,8 @@ def test_new_ranks_pair_with_old_ones(op: Any, norm: bool) -> None:
         all_alike(model)
 
 
-def test_gradients_in_flight_are_dropped() -> None:
+@pytest.mark.parametrize("clear", [False, True])
+def test_gradients_in_flight_are_dropped(clear: bool, sent: str) -> None:
     with fake_epochs.elastic():
         model, optimizer = made(1)
         for step in range(2):
@@ -49,7 +50,8 @@ def test_gradients_in_flight_are_dropped() -> None:
         backward(model, 7)  # submitted by all ranks, so it completes
         hvd.barrier()
         _epochs.rejoin()
-        optimizer.zero_grad()
+        if clear:
+            optimizer.zero_grad()
         backward(model, 2)
         optimizer.step()
         same(model, expected(1, [0, 1, 2]))

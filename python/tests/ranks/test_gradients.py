@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -211,3 +212,31 @@ def test_sparse_gradients_that_one_rank_lacks() -> None:
     assert net.weight.grad.is_sparse and net.weight.grad.to_dense()[1].tolist() == pytest.approx(
         [1 / hvd.size()] * 4
     )
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+@pytest.mark.parametrize("groups", [None, 1])
+def test_frozen_between_forward_and_backward(groups: int | None, op: Any, sent: str) -> None:
+    """PyTorch calls the hooks of the parameter, although it computes no gradient."""
+    one, two = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    plain = torch.optim.SGD([one, two], lr=0.5, momentum=0.5)
+    optimizer = hvd.DistributedOptimizer(plain, [("a", one), ("b", two)], op=op, groups=groups)
+    parts = 1 if op == hvd.Average else hvd.size()
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = (one + two).sum() / parts
+        one.requires_grad_(step % 2 == 0)
+        loss.backward()
+        one.requires_grad_(True)
+        optimizer.step()
+
+    def expected(used: int) -> float:
+        value, velocity = 1.0, 0.0
+        for step in range(6):
+            if step % used == 0:
+                velocity = 0.5 * velocity + 1.0
+                value -= 0.5 * velocity
+        return value
+
+    torch.testing.assert_close(one.detach(), torch.full((2,), expected(2)))
+    torch.testing.assert_close(two.detach(), torch.full((2,), expected(1)))

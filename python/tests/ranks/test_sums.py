@@ -115,3 +115,40 @@ def test_one_rank_clears_between_passes(sent: str) -> None:
     with pytest.raises(AssertionError, match="only some ranks have cleared"):
         optimizer.step()
     equal_everywhere(parameter)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_parts_of_a_tensor_accumulate(first: int, sent: str) -> None:
+    """The last sum of one is set aside while another one, with the same version, is in flight."""
+    parameters = [zeros(), zeros(), zeros()]
+    optimizer = wrapped(*parameters, op=hvd.Sum)
+    for step in range(5):
+        if step <= first:
+            for parameter in parameters:
+                parameter.grad = None
+        (torch.cat(parameters) * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+    steps = first + sum(range(1, 6 - first))
+    assert [parameter.tolist() for parameter in parameters] == [[-steps * total()] * 3] * 3
+
+
+def test_concatenated_parameters_of_another_type(sent: str) -> None:
+    """Their gradients still share a version when each has memory of its own."""
+    net = torch.nn.ParameterList([zeros(), zeros()])
+    optimizer = wrapped(*net, op=hvd.Sum)
+    for step in range(4):
+        if step == 2:
+            net.double()
+        (torch.cat([*net]) * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+    assert [parameter.tolist() for parameter in net] == [[-10 * total()] * 3] * 2
+
+
+def test_two_optimizers_of_a_frozen_parameter(sent: str) -> None:
+    parameter = zeros().requires_grad_(False)
+    optimizers = [wrapped(parameter, op=hvd.Sum, names=name) for name in "xy"]
+    for step in range(3):
+        parameter.grad = torch.full((3,), hvd.rank() + 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        assert parameter.tolist() == [-2 * (step + 1) * total()] * 3

@@ -210,6 +210,59 @@ def test_parts_that_a_hook_lends(how: str, sent: str) -> None:
             assert its() == parameter.grad.tolist() == [step + total(hvd.Average)] * 2
 
 
+def concatenated(keep: list[torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Returns a function whose backward pass keeps the tensor of which it returns parts."""
+
+    class Concatenated(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+            return torch.cat([one, two])
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            keep[:] = [gradient.clone()]
+            return keep[0][:2], keep[0][2:]
+
+    apply: Callable[..., torch.Tensor] = Concatenated.apply
+    return apply
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_backward_pass_that_keeps_its_result(first: int, sent: str) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, lr=1.0), list(zip("ab", parameters))
+    )
+    kept: list[torch.Tensor] = []
+    for step in range(4):
+        for parameter in parameters:
+            parameter.grad = None
+        join = concatenated(kept) if step >= first else lambda *both: torch.cat(both)
+        (join(*parameters) * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.synchronize()
+        if step >= first:
+            kept[0].mul_(0.5)
+        optimizer.step()
+    for parameter in parameters:
+        assert parameter.tolist() == [-(first + (4 - first) / 2) * total(hvd.Average)] * 2
+
+
+def test_parts_that_are_cleared_in_place(sent: str) -> None:
+    """They share a version, although no other tensor has their memory."""
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, lr=1.0), list(zip("ab", parameters))
+    )
+    (torch.cat(parameters) * (hvd.rank() + 1.0)).sum().backward()
+    optimizer.step()
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        for parameter in parameters:
+            (parameter.sum() * (hvd.rank() + 1.0)).backward()
+        optimizer.step()
+    assert [parameter.tolist() for parameter in parameters] == [[-4 * total(hvd.Average)] * 2] * 2
+
+
 def test_kept_gradients_without_user_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

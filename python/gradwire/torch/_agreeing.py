@@ -1,0 +1,254 @@
+"""The agreement of an optimizer's ranks before a step: what this rank tells, and what follows.
+
+``_agreement`` has the words and decides what they mean, ``_words`` has those about a gradient. What
+one rank alone has done to a gradient since the backward pass is part of the agreement, so all ranks
+get the same result or the same error. Before an error, the ranks end what they have sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+
+from gradwire import _world
+from gradwire._objects import start_allgather
+from gradwire.torch import _agreement, _checks, _options
+from gradwire.torch._agreement import Call
+from gradwire.torch._flights import Flights
+from gradwire.torch._functions import copies
+from gradwire.torch._gradient_state import Content
+from gradwire.torch._options import Options
+from gradwire.torch._resumable import Waits
+from gradwire.torch._slots import Slot
+from gradwire.torch._words import word_in_flight, word_of
+
+
+def number_of(loss: Any) -> torch.Tensor | None:
+    """Returns a closure's loss as a tensor; None if it is not a number."""
+    if isinstance(loss, float):
+        return torch.tensor(loss, dtype=torch.float64, device="cpu")
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
+        return loss
+    return None
+
+
+class Agreeing(Flights):
+    """The agreement of one optimizer's ranks."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # The steps made since the last agreement, which are the same on all ranks, and the number
+        # of joins at that time; None if the number is unknown.
+        self._steps: int | None = None
+        self._joins = 0
+        # Whether the last of these steps has noted which gradients it sees, and ``copies`` then.
+        self._has_looked, self._copies = False, 0
+        # What this rank reports about the loss of its closure.
+        self._loss = 0
+        # Returns the options of the optimizer's groups.
+        self.options: Callable[[], Options] = list
+        super().__init__(*args, **kwargs)
+
+    def _begin(self, *args: Any) -> None:
+        self._steps = None
+        super()._begin(*args)
+
+    def _agree(
+        self, call: Call, check: Callable[[], None], again: bool
+    ) -> Waits[tuple[int, dict[Slot, int]]]:
+        """Exchanges the words; returns the union about the optimizer, and the settled ones.
+
+        ``again``: the ranks have met before, in different calls.
+        """
+        yield from self.identity.introduce()
+        turn = _agreement.AGAIN if again else _agreement.FIRST
+        steps = self._steps_since(_world.joins[tuple(self.process_set.ranks)])
+        about = self.identity.mark | call.bits | turn | _agreement.steps_bits(steps)
+        about |= self._remark() | self._loss
+        problem: Exception | None = None
+        try:
+            check()
+            self.watch()  # some parameters may require gradients only now
+            if again and self.fired:
+                raise AssertionError(
+                    "gradients were computed after this rank had exchanged those of a step that "
+                    "other ranks make: call synchronize() on all ranks or on none"
+                )
+            self._separate()
+            own = [about, self._word_of_options(call)]
+            own += [
+                word_of(slot, self.op, again) | self._stepped_bits(slot) for slot in self._by_name
+            ]
+        except Exception as error:
+            # TELL: the other ranks would wait for this one.
+            problem, about = error, about | _agreement.FAILED
+            own = [about, 0, *(word_in_flight(slot) for slot in self._by_name)]
+        self._steps = None  # if it fails
+        about, options, *unions = yield from self._agreement.exchange(self.identity.agreement, own)
+        self._steps = 0
+        if _agreement.marks_differ(about):
+            raise problem or _agreement.disagree(self.identity.several())
+        self._learn(about)
+        words = dict(zip(self._by_name, unions))
+        if about & _agreement.NEW:
+            sent = yield from self.identity.agree_on_number()
+            if sent:
+                yield from self._end_flights_of_deleted(sent, words)
+                raise problem or AssertionError(_agreement.deleted(sorted(sent)))
+        refusal = _agreement.refusal(about, turn)
+        if refusal is not None:
+            difference: Exception | None = _agreement.disagree(refusal)
+        else:
+            difference = yield from self._difference(about, options, words, steps)
+        if difference is not None:
+            yield from self._end_flights(words)
+            raise problem or difference
+        words = {slot: _agreement.settled(word) for slot, word in words.items()}
+        yield from self._compare_replaced(words)
+        return about, words
+
+    def _word_of_options(self, call: Call) -> int:
+        """Returns a word of the optimizer's options; 0 if they are not compared.
+
+        Programs may change them on one rank before others until ``step``.
+        """
+        makes_step = call is Call.STEP or self._loss
+        return _options.word(self.options()) if makes_step and self._checks_values else 0
+
+    def _stepped_bits(self, slot: Slot) -> int:
+        """Returns whether the last step has seen a gradient, if there was one."""
+        if not self._steps or not self._has_looked or not slot.is_listed:
+            return 0
+        if self._copies != copies():
+            return 0  # as if each rank makes the step for some of the parameters
+        return _agreement.STEPPED if slot.stepped else _agreement.NOT_STEPPED
+
+    def _difference(
+        self, about: int, options: int, words: dict[Slot, int], steps: int | None
+    ) -> Waits[Exception | None]:
+        """Returns the error of ranks whose steps were different, or would be; None if equal."""
+        if _agreement.steps_differ(about):
+            told = yield from self._told(steps, "steps")
+            return AssertionError(_agreement.steps_missing(told))
+        for slot, word in words.items():
+            if word & _agreement.STEPPED and word & _agreement.NOT_STEPPED:
+                return AssertionError(_agreement.stepped_differently(slot.name))
+        if _checks.differ(options):
+            told = yield from self._told(self.options(), "options")
+            text = _options.difference(told)
+            return None if text is None else _agreement.disagree(text)
+        return None
+
+    def _separate(self) -> None:
+        """Copies gradients that lie in the memory of another one, as after ``b.grad = a.grad``.
+
+        A place has one result, and other ranks may have two gradients.
+
+        Raises:
+            AssertionError: The other one is being exchanged there already.
+        """
+        rest = [slot for slot in self._by_name if not slot.in_flight and slot.seen is not None]
+        if not rest:
+            return
+        flying = [slot for slot in self.submitted if slot.seen is not None]
+        found: dict[int, Slot] = {}
+        for slot in (*flying, *rest):
+            gradient = slot.parameter.grad
+            if gradient is None or gradient.layout != torch.strided or gradient.numel() == 0:
+                continue
+            other = found.setdefault(gradient.data_ptr(), slot)
+            if other is slot or slot.in_flight:
+                continue
+            if other.in_flight and other.in_place(other.parameter.grad):
+                raise AssertionError(
+                    f"the gradient of {slot.name} was set to that of {other.name}, which is being "
+                    "exchanged: set it to a copy, or before the backward pass"
+                )
+            slot.parameter.grad = gradient.clone()
+
+    def _steps_since(self, joins: int) -> int | None:
+        """Returns the number of steps since the last agreement, if all ranks took part in it.
+
+        ``joins``: the number of joins, so that ranks that had joined need not have made the steps.
+        """
+        if joins != self._joins:
+            self._joins, self._steps = joins, None
+        return self._steps
+
+    def _told(self, own: Any, what: str) -> Waits[list[tuple[int, Any]]]:
+        """Tells the ranks something about this one, for an error; returns what each has told."""
+        told: list[tuple[int, Any]] = yield start_allgather(
+            (_world.rank(), own), f"{self.identity.prefix}{what}", self.process_set
+        )
+        return told
+
+    def _remark(self) -> int:
+        """Returns further bits for the word about the optimizer."""
+        return 0
+
+    def _learn(self, about: int) -> None:
+        """Receives the union of the words about the optimizer."""
+
+    def _end_flights_of_deleted(
+        self, sent: dict[int, list[str]], words: dict[Slot, int]
+    ) -> Waits[None]:
+        """Ends flights that ranks have begun with optimizers that they have deleted since.
+
+        ``sent``: by rank, the names of the gradients that it has sent.
+        """
+        anywhere, here = {*chain(*sent.values())}, {*sent.get(_world.rank(), ())}
+        for slot in self._by_name:
+            words[slot] |= _agreement.IN_FLIGHT if slot.name in anywhere else 0
+        self._delayed = [each for each in self._delayed if here.isdisjoint(s.name for s in each)]
+        self.submitted.update(slot for slot in self._by_name if slot.name in here)
+        yield from self._end_flights(words)
+        self.identity.release_deleted()
+
+    def _compare_replaced(self, words: dict[Slot, int]) -> Waits[None]:
+        """Decides whether gradients that replace results are still the same on all ranks."""
+        replaced = [
+            slot
+            for slot, word in words.items()
+            if word & _agreement.REPLACED and not word & _agreement.USED
+        ]
+        if not replaced:
+            return
+        own = [_checks.word(slot.parameter.grad) for slot in replaced]
+        unions = yield from self._comparison.exchange(f"{self.identity.prefix}replaced", own)
+        for slot, union in zip(replaced, unions):
+            if _checks.differ(union):
+                words[slot] |= _agreement.USED | _agreement.AS_OWN
+            else:
+                slot.absent = False
+                slot.note_content(Content.COMMON)
+
+    @contextmanager
+    def closure(self, loss: Any) -> Iterator[None]:
+        """Returns a context in which the ranks agree on whether their closures return a loss."""
+        self._loss = _agreement.NO_LOSS if number_of(loss) is None else _agreement.LOSS
+        try:
+            yield
+        finally:
+            self._loss = 0
+
+    def begin_step(self) -> None:
+        """Records that a step begins, which has not noted yet which gradients it sees."""
+        self._has_looked = False
+
+    def look(self, *_: Any) -> None:
+        """Notes which gradients a step sees, after the program's hooks."""
+        self._has_looked, self._copies = True, copies()
+        for slot in self.slots.values():
+            slot.stepped = slot.parameter.grad is not None
+
+    def end_step(self, complete: bool) -> None:
+        """Records that a step has ended.
+
+        Args:
+            complete: Whether the optimizer has made it, without an exception.
+        """
+        if complete and self._steps is not None:
+            self._steps += 1
