@@ -146,15 +146,19 @@ def _digests(
         what = type(optimizer).__name__
         raise InvalidRequest(f"optimizer is a {what}, not a torch.optim.Optimizer", kind="invalid")
     for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(without_waiting(group["params"])):
-            name = names.get(parameter, f"parameter {place} of group {number}")
-            # One name stands for the groups, too: a parameter belongs to the same one everywhere.
-            yield f"group of {name}", number
+        named = {
+            names.get(parameter, f"parameter {place} of group {number}"): parameter
+            for place, parameter in enumerate(without_waiting(group["params"]))
+        }
+        # The order of the groups may differ between ranks, so one of its members stands for each.
+        which = min(named, default=f"group {number}")
+        for name, parameter in named.items():
+            yield f"group of {name}", _digest(name, which)
             for key, value in optimizer.state.get(parameter, {}).items():
                 yield f"{key} of {name}", _digest(f"{key} of {name}", value)
         for key, value in group.items():
             if key not in ("params", "param_names"):
-                yield f"{key} of group {number}", _digest(key, value)
+                yield f"{key} of the group of {which}", _digest(key, value)
 
 
 def _digest(name: str, value: Any) -> int:

@@ -33,6 +33,9 @@ def test_equal_ranks_pass() -> None:
     order = list(tied.parameters())
     shuffled = order if hvd.rank() == 0 else order[::-1]
     hvd.check_consistent(tied, torch.optim.SGD(shuffled, lr=0.1, momentum=0.9))
+    # Another order of the groups.
+    groups: list[dict[str, Any]] = [{"params": [order[0]], "lr": 0.1}, {"params": [order[1]]}]
+    hvd.check_consistent(tied, torch.optim.SGD(groups if hvd.rank() == 0 else groups[::-1], lr=0.2))
     hvd.check_consistent(torch.nn.ReLU())
 
 
@@ -69,7 +72,7 @@ def test_each_kind_of_difference_is_named() -> None:
         (buffer, "1.running_mean"),
         (moment, "exp_avg of 0.bias"),
         (count, "step of 0.bias"),
-        (rate, "lr of group 0"),
+        (rate, "lr of the group of 0.bias"),
         (dtype, "0.bias"),
         (added, "extra"),
         (lost, "1.running_var"),
