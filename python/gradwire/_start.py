@@ -50,6 +50,7 @@ _LAUNCH = tuple(
         "EPOCH",
         "WORKER",
         "WORKERS",
+        "SURVIVORS",
         "HOST",
         "ADDRESS",
         "SLOTS",

@@ -5,7 +5,7 @@ use gradwire_proto::{Ending, Failure, FailureKind, Rank, pb};
 use gradwire_services::launch::{Notice, ProcessEnd};
 
 use super::node::Node;
-use crate::{metrics, workers::slots::Missing};
+use crate::{metrics, workers::start::{Missing, Overdue}};
 
 impl Node {
     /// This node was asked to end, for the reason `why`.
@@ -125,13 +125,21 @@ impl Node {
         }
     }
 
-    /// A rank of this node has not attached in time. The job can't go on without it.
-    pub(crate) fn missed(&self, missing: &Missing, why: impl FnOnce(Rank, Option<u32>) -> Failure) {
-        let rank = self.rank(missing.local_rank);
+    /// The ranks of this node that may come and are not attached yet.
+    pub(crate) fn missing(&self) -> Vec<Missing> {
         let elastic = self.config.elastic.as_ref();
-        let number = elastic.and_then(|elastic| elastic.worker(missing.local_rank)).map(Rank);
-        let pid = self.process_ends.pid(number.unwrap_or(rank));
-        let failure = why(rank, missing.pid.or(pid));
+        let missing = self.workers.missing().map(|(local_rank, pid)| {
+            let number = elastic.and_then(|elastic| elastic.worker(local_rank)).map(Rank);
+            let started = self.process_ends.pid(number.unwrap_or(self.rank(local_rank)));
+            let is_survivor = elastic.is_some_and(|elastic| elastic.is_survivor(local_rank));
+            Missing { local_rank, pid: pid.or(started), is_survivor }
+        });
+        missing.collect()
+    }
+
+    /// A rank of this node has not attached in time. The job can't go on without it.
+    pub(crate) fn missed(&self, missing: &Missing, overdue: Overdue) {
+        let failure = overdue.failure(self.rank(missing.local_rank), missing.pid);
         metrics::failure(failure.kind);
         self.job.report(failure.host(self.config.host.clone()));
     }

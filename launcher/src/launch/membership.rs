@@ -440,7 +440,10 @@ impl Membership {
                 return None;
             };
             let (host, rack, line_mbit) = (host.name.clone(), host.rack.clone(), host.line_mbit);
-            let node = Node { host, agent: *agent, first_rank, workers, rack, line_mbit };
+            let survivors = workers.iter().filter(|worker| self.is_survivor(**worker)).count();
+            let survivors = u32::try_from(survivors).unwrap_or(u32::MAX);
+            let node =
+                Node { host, agent: *agent, first_rank, workers, survivors, rack, line_mbit };
             first_rank += node.ranks();
             Some(node)
         });

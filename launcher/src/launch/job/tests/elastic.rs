@@ -97,6 +97,7 @@ fn a_lost_rank_ends_only_its_epoch() {
         ("GRADWIRE_EPOCH", "2"),
         ("GRADWIRE_ELASTIC", "1"),
         ("GRADWIRE_WORKERS", "0,1"),
+        ("GRADWIRE_SURVIVORS", "2"),
         ("GRADWIRE_SLOTS", "2"),
         ("GRADWIRE_NODES", "1"),
         ("GRADWIRE_RANKS", "2"),
@@ -139,6 +140,7 @@ fn a_replacement_joins_when_it_is_ready() {
     assert_eq!(orders, ["0:start the daemon"], "it has not");
     let commands = job.step(said(0, Role::Daemon, GRPC), ms(2020));
     assert_eq!(daemons(&commands)[&1]["GRADWIRE_WORKERS"], "3");
+    assert_eq!(daemons(&commands)[&1]["GRADWIRE_SURVIVORS"], "0");
     let line = "epoch 3: 3 ranks on 2 hosts, 0.0 s after ranks came";
     assert_eq!(step(&mut job, serving(1), 2030), [line]);
 }
