@@ -46,6 +46,8 @@ impl Node {
             }
         }
     }
+            // They still need this daemon. What they do from now on is no failure of theirs.
+            Notice::Ending { why } => self.process_ends.stop(why),
 
     /// The launcher wants to change the membership of the job: notifies all workers.
     fn membership_changes(&self, added: bool, removed: bool) {

@@ -485,3 +485,12 @@ fn a_newcomer_that_can_not_start_is_not_a_loss() {
     assert_eq!(step(&mut job, failed, 1700), [line]);
     assert_eq!(job.phase, Phase::Running);
 }
+
+/// Its first SIGTERM means that it leaves alone.
+#[test]
+fn interrupted_ranks_need_not_leave_alone() {
+    let mut job = running(|_| {});
+    step(&mut job, Event::Interrupted { signal: 2 }, 1500);
+    let orders = step(&mut job, Event::Leaving { node: 1, worker: 2 }, 1510);
+    assert_eq!(orders, ["1:End { role: Rank(2) }"]);
+}
