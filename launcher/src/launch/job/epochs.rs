@@ -468,6 +468,8 @@ impl Job {
     }
 
     /// Whether a rank has ended without an error, so that no further epoch forms.
+        // It may have been the last one, and then no other event comes.
+        self.advance(now);
     pub(super) fn finishes(&self) -> bool {
         self.ranks_ran && self.epochs.as_ref().is_some_and(|epochs| epochs.finished.is_some())
     }

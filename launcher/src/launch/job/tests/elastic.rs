@@ -486,6 +486,23 @@ fn a_newcomer_that_can_not_start_is_not_a_loss() {
     assert_eq!(job.phase, Phase::Running);
 }
 
+#[test]
+fn a_newcomer_is_not_waited_for_at_the_end() {
+    let mut job = running(|_| {});
+    lose_rank_2(&mut job);
+    serve(&mut job, &[0], 1600);
+    started(&mut job, 1, 3, 1700);
+    step(&mut job, Event::Waiting { node: 1, worker: 3 }, 1800);
+    // The ranks end without having looked for changes.
+    daemon_ends(&mut job, 0, 0, 2000);
+    rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 2010);
+    rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 2020);
+    assert_eq!(job.phase, Phase::Leaving);
+    let deadline = job.deadline().expect("WAIT");
+    let orders = step(&mut job, Event::Tick, u64::try_from(deadline.as_millis()).unwrap());
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
+}
+
 /// Its first SIGTERM means that it leaves alone.
 #[test]
 fn interrupted_ranks_need_not_leave_alone() {
