@@ -212,6 +212,9 @@ impl Job {
             None => return true,
         };
         self.say(match end {
+            UsedUp::Resets if self.resets() == 0 => {
+                "the job ends at its first loss: --reset-limit is 0".to_owned()
+            }
             UsedUp::Resets => format!(
                 "the job has continued {} after losses and changes, and --reset-limit allows no \
                  more",
@@ -465,11 +468,11 @@ impl Job {
         for (agent, role) in self.running_daemons() {
             self.order(agent, Order::Kill { role });
         }
+        // It may have been the last one, and then no other event comes.
+        self.advance(now);
     }
 
     /// Whether a rank has ended without an error, so that no further epoch forms.
-        // It may have been the last one, and then no other event comes.
-        self.advance(now);
     pub(super) fn finishes(&self) -> bool {
         self.ranks_ran && self.epochs.as_ref().is_some_and(|epochs| epochs.finished.is_some())
     }

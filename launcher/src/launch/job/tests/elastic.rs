@@ -297,6 +297,13 @@ fn the_reset_limit_ends_the_job() {
     let line = "the job has continued 1 time after losses and changes, and --reset-limit allows no \
                 more";
     assert_eq!(orders, [line, "0:stop 3000", "1:stop 3000"]);
+    let mut job = running(|rules| rules.reset_limit = Some(0));
+    let said: Vec<_> = lose_rank_2(&mut job).into_iter().filter_map(said_by).collect();
+    assert_eq!(said, ["the job ends at its first loss: --reset-limit is 0"]);
+}
+
+fn said_by(command: Command) -> Option<String> {
+    if let Command::Say(text) = command { Some(text) } else { None }
 }
 
 #[test]
