@@ -487,7 +487,8 @@ impl Membership {
 
     /// What a job with too few ranks waits for (WAIT).
     pub fn awaited(&self, now: Duration) -> String {
-        let starting = self.workers.values().filter(|it| it.rank.is_none()).count();
+        let is_new = |it: &&Worker| it.rank.is_none() && !self.leaves(it);
+        let starting = self.workers.values().filter(is_new).count();
         let places = || self.places.iter().filter(|place| place.listed);
         let called = places().find(|place| matches!(place.agent, Agent::Called(..)));
         let free = places().flat_map(|place| {
