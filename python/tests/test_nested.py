@@ -31,3 +31,57 @@ def test_a_rank_may_start_another_job(job: Job) -> None:
         assert done.returncode == 0 and "CODE 0" in done.stdout, done.stdout
         assert "FUNCTION [2]" in done.stdout, done.stdout
         assert "INNER 0 2" in done.stdout and "INNER 1 2" in done.stdout, done.stdout
+
+
+def test_a_child_of_a_rank_is_no_rank(job: Job) -> None:
+    done = job(
+        f"""
+        import subprocess, sys
+        import gradwire as gw
+        gw.init()
+        subprocess.run([sys.executable, "-c", {INNER!r}])
+        gw.barrier()
+        """,
+    )
+    assert done.returncode == 0 and "INNER" not in done.stdout, done.stdout
+    assert "that process has started this one, which is not a rank" in done.stdout, done.stdout
+
+
+CHILD = """
+import os, signal
+import gradwire as gw
+gw.init()
+gw.barrier()
+if gw.rank() == 1:
+    print("CHILD", os.getpid(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+gw.barrier()
+"""
+
+
+def test_a_child_that_is_the_rank_is_named(job: Job) -> None:
+    done = job(
+        f"""
+        import subprocess, sys
+        subprocess.run([sys.executable, "-c", {CHILD!r}])
+        """,
+    )
+    pid = done.stdout.partition("CHILD ")[2].split()[0]
+    assert f"its process (pid {pid}) ended without leaving the job: killed or" in done.stdout
+    assert "it was not started as this rank, but by process " in done.stdout, done.stdout
+
+
+def test_a_rank_that_becomes_another_program_is_named(job: Job) -> None:
+    done = job(
+        """
+        import os
+        import gradwire as gw
+        gw.init()
+        gw.barrier()
+        if gw.rank() == 1:
+            os.execv("/bin/sleep", ["sleep", "10"])
+        gw.barrier()
+        """,
+    )
+    assert done.returncode != 0, done.stdout
+    assert "has closed its connection without leaving the job, and still runs" in done.stdout

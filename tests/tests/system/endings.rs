@@ -70,7 +70,7 @@ fn a_rank_that_dies_before_any_call_is_named() {
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(3))));
     assert_eq!(cause.host, "node-1");
     let pid = format!("pid {}", std::process::id());
-    assert!(cause.what.contains(&pid) && cause.what.contains("ended without leaving"), "{cause}");
+    assert!(cause.what.contains(&pid) && cause.what.contains("without leaving the job"), "{cause}");
 }
 
 #[test]
