@@ -273,7 +273,13 @@ def init(
             if not made.elastic:
                 made.barrier(name="init").wait()
         except BaseException as error:
-            if isinstance(error, GradwireError):
+            why = f"in init(), {_uncaught.described(error)}"
+            if not isinstance(error, GradwireError):
+                made.abort(why)
+            elif error._failure is not None and error.rank not in (None, made.rank):
+                # The job ends with it, and the launcher names the rank at fault.
+                made.abort(why, error._failure)
+            else:
                 # All ranks see this error themselves: this rank must not look like the cause.
                 with contextlib.suppress(GradwireError):
                     made.shutdown()
