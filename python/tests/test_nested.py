@@ -1,4 +1,4 @@
-"""Processes that a rank starts: other jobs, and children that are no ranks."""
+"""Processes that a rank starts: other jobs, and children that are not ranks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_child_that_is_the_rank_is_named(job: Job) -> None:
     )
     pid = done.stdout.partition("CHILD ")[2].split()[0]
     assert f"its process (pid {pid}) ended without leaving the job: killed or" in done.stdout
-    assert "it was not started as this rank, but by process " in done.stdout, done.stdout
+    assert ", which was started as this rank, " in done.stdout, done.stdout
 
 
 def test_a_rank_that_becomes_another_program_is_named(job: Job) -> None:

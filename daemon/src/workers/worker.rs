@@ -121,9 +121,10 @@ impl Worker {
     pub(crate) fn died(&self, end: Option<ProcessEnd>, launched: Option<u32>) -> Failure {
         let memory = "see its output, and the kernel's log for the out-of-memory killer";
         if let Some(parent) = launched.filter(|launched| *launched != self.pid) {
+            let state = end.map_or_else(|| "still runs".to_owned(), |end| end.to_string());
             let what = format!(
-                "ended without leaving the job: killed or crashed; it was not started as this \
-                 rank, but by process {parent}"
+                "ended without leaving the job: killed or crashed; process {parent}, which was \
+                 started as this rank, {state}"
             );
             return self.failure(FailureKind::WorkerLost, &what, memory);
         }
