@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn only_the_variables_of_a_job_are_removed() {
         let kept = ["GRADWIRE_CONFIG", "GRADWIRE_ELASTIC__TIMEOUT_MS", "PATH", "RANK"];
-        assert_eq!(left(&kept), kept, "there is no outer job");
+        assert_eq!(left(&kept), kept, "this is not in a job");
         let of_job = ["GRADWIRE_JOB", "GRADWIRE_ELASTIC", "GRADWIRE_EPOCH", "GRADWIRE_WORKERS"];
         assert_eq!(left(&[&kept[..], &of_job].concat()), ["GRADWIRE_CONFIG", "PATH"]);
     }

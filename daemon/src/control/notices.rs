@@ -46,7 +46,7 @@ impl Node {
                 self.ended(rank, end);
             }
             Notice::Changed { added, removed } => self.membership_changes(added, removed),
-            // They still need this daemon. What they do from now on is no failure of theirs.
+            // They still need this daemon, and how they end from now on is not a failure.
             Notice::Ending { why } => self.process_ends.stop(why),
             Notice::Stopping { why } => {
                 self.process_ends.stop(why.clone());

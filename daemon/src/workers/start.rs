@@ -4,9 +4,9 @@
 //! before that nobody waits. It may do what it likes before it calls `init()`, but not for longer
 //! than `launch.start_timeout_ms` while others wait for it.
 //!
-//! A survivor of an earlier epoch attaches when it next makes a call. Until then it may compute, for
-//! `elastic.timeout_ms` from the beginning of the epoch. If its process is stopped, it is lost as
-//! soon as one that has attached: after `heartbeat.timeout_ms`. Both hold also if no rank has
+//! A survivor of an earlier epoch attaches when it next makes a call. Until then it may compute,
+//! for `elastic.timeout_ms` from the beginning of the epoch. If its process is stopped, it is lost
+//! as soon as one that has attached: after `heartbeat.timeout_ms`. Both hold also if no rank has
 //! attached, since all may be stopped.
 
 use std::{
@@ -142,7 +142,8 @@ impl Overdue {
             }
             Self::Stopped(limit) => {
                 let seconds = limit.as_secs_f64();
-                let what = format!("is lost: it has not joined the new epoch within {seconds:.1} s");
+                let what =
+                    format!("is lost: it has not joined the new epoch within {seconds:.1} s");
                 (FailureKind::WorkerLost, what, "see what that process does")
             }
         };

@@ -8,8 +8,8 @@
 //!                                     Done ◄─ all stopped ─ Stopping ◄─ Gathering   Leaving
 //! ```
 //!
-//! A user who interrupts a running job (`Asked`) gives its ranks the grace period, in which they may
-//! write a checkpoint together. So their daemons are stopped after them.
+//! A user who interrupts a running job (`Asked`) gives its ranks the grace period, in which they
+//! may write a checkpoint together. So their daemons are stopped after them.
 //!
 //! The launcher does not act on a failure at once. For a moment (`Gathering`) it gathers others, so
 //! that the earliest failure decides and not the one reported first. It also waits for a daemon's
