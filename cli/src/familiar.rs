@@ -316,7 +316,7 @@ mod tests {
             ("run -np=4 -hostfile h train", "run --np 4 --hostfile h train"),
             ("run -n 2 -host a:1,b:1 train", "run -n 2 --hosts a:1,b:1 train"),
             ("run --n 2 -- -np x", "run --np 2 -- -np x"),
-            ("run --nproc_per_node=4 --nnodes 1 --standalone train", "run --np 4 train"),
+            ("run --nproc_per_node=4 --nnodes 1 --standalone --use_env train", "run --np 4 train"),
             ("run --log-level WARNING train", "run --set log.level=warn train"),
             (
                 "run --fusion-threshold-mb 32 train",

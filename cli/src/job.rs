@@ -18,6 +18,7 @@ use gradwire_launcher::{
         hosts::{self, Host},
         plan::{self, Plan},
     },
+    outer,
 };
 use gradwire_settings::{Loaded, Origin, Settings};
 use tokio::{
@@ -142,7 +143,7 @@ pub fn start(
         discovery,
         verbose: at.verbose,
         bare,
-        environment: environment(),
+        environment: outer::outside(environment()),
         directory: std::env::current_dir()
             .map_err(|error| CommandError::failed(format!("no working directory: {error}")))?,
     };

@@ -62,10 +62,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         }
         Command::Drain { host, job } => {
             let job = find::own_job(job.as_deref())?.job;
-            let answer = requests::ask(&job, &Request::Drain { host }).map_err(|error| {
-                let what = format!("the launcher of job {job} does not answer: {error}");
-                CommandError::failed(what).hint("only elastic jobs can be changed: --min-np")
-            })?;
+            let answer = requests::ask(&job, &Request::Drain { host })?;
             print(&format!("{}\n", answer.map_err(CommandError::failed)?))
         }
         Command::Trace(options) => {

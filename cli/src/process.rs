@@ -9,6 +9,7 @@ use std::{
 use gradwire_launcher::{
     args::SettingsOptions,
     error::{CommandError, limits_hint},
+    outer,
 };
 use gradwire_settings::{Layers, Loaded, Settings};
 use gradwire_telemetry::{LogConfig, init_logging};
@@ -70,7 +71,8 @@ pub fn environment() -> HashMap<String, String> {
 /// [`CommandError`] for a wrong setting.
 pub fn load(args: &SettingsOptions, flags: &[String]) -> Result<Loaded, CommandError> {
     let flags = args.set.iter().chain(flags).cloned().collect();
-    let layers = Layers { file: args.config.clone(), environment: environment(), flags };
+    let layers =
+        Layers { file: args.config.clone(), environment: outer::outside(environment()), flags };
     Ok(Settings::load(&layers)?)
 }
 

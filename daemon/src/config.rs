@@ -35,6 +35,8 @@ pub struct DaemonConfig {
     /// The workers' Unix socket: a path, or `@name` in the abstract namespace.
     pub(crate) socket: String,
     pub(crate) start_timeout: Duration,
+    /// How long a rank that was in an earlier epoch may take to attach.
+    pub(crate) elastic_timeout: Duration,
     /// The longest interval between retransmissions on the stream to the coordinator.
     pub(crate) retransmission: Duration,
     pub(crate) grace: Duration,
@@ -110,6 +112,7 @@ impl DaemonConfig {
             rack: settings.node.rack.clone(),
             socket: env.text("GRADWIRE_SOCKET")?.to_owned(),
             start_timeout: settings.start.timeout,
+            elastic_timeout: settings.elastic.timeout,
             retransmission: Limits::new(settings.heartbeat.interval, settings.heartbeat.timeout)
                 .retransmission,
             grace: settings.launch.grace,
@@ -159,12 +162,14 @@ impl DaemonConfig {
 /// The epoch of an elastic job, with the processes of this node.
 fn elastic(env: Variables<'_>, slots: u32) -> Result<Option<Elastic>, VariableError> {
     let Some(epoch) = env.epoch()? else { return Ok(None) };
+    let survivors = env.parse("GRADWIRE_SURVIVORS", "it must be a number")?;
     let workers = |list: &str| {
         let numbers = list.split(',').filter(|_| !list.is_empty()).map(str::parse);
         let numbers = numbers.collect::<Result<Vec<u32>, _>>();
         Elastic::new(
             epoch,
             numbers.map_err(|_| "expected numbers with commas between".to_owned())?,
+            survivors,
             slots,
         )
     };
@@ -221,20 +226,23 @@ mod tests {
             let config = DaemonConfig::from_env(&variables(more), &Settings::default());
             config.map(|config| config.elastic).map_err(|error| error.to_string())
         };
-        let (elastic, epoch) = (("GRADWIRE_ELASTIC", "1"), ("GRADWIRE_EPOCH", "3"));
+        let elastic = ("GRADWIRE_ELASTIC", "1");
+        let (epoch, known) = (("GRADWIRE_EPOCH", "3"), ("GRADWIRE_SURVIVORS", "1"));
         assert_eq!(read(&[("GRADWIRE_WORKERS", "5")]), Ok(None));
-        let three = Elastic::new(Epoch(3), vec![5, 2], 2).unwrap();
-        let two = [elastic, epoch, ("GRADWIRE_SLOTS", "2"), ("GRADWIRE_WORKERS", "5,2")];
+        let three = Elastic::new(Epoch(3), vec![5, 2], 1, 2).unwrap();
+        let two = [elastic, epoch, known, ("GRADWIRE_SLOTS", "2"), ("GRADWIRE_WORKERS", "5,2")];
         assert_eq!(read(&two), Ok(Some(three)));
-        let server = [elastic, epoch, ("GRADWIRE_SLOTS", "0"), ("GRADWIRE_WORKERS", "")];
+        let server = [elastic, epoch, known, ("GRADWIRE_SLOTS", "0"), ("GRADWIRE_WORKERS", "")];
         assert!(read(&server).is_ok_and(|elastic| elastic.is_some()));
-        assert!(read(&[elastic, epoch]).unwrap_err().contains("GRADWIRE_WORKERS is not set"));
+        assert!(
+            read(&[elastic, epoch, known]).unwrap_err().contains("GRADWIRE_WORKERS is not set")
+        );
         for (workers, why) in [
             ("5,2", "expected as many numbers as GRADWIRE_SLOTS, which is 1"),
             ("5,", "expected numbers with commas between"),
             ("a", "expected numbers with commas between"),
         ] {
-            let error = read(&[elastic, epoch, ("GRADWIRE_WORKERS", workers)]).unwrap_err();
+            let error = read(&[elastic, epoch, known, ("GRADWIRE_WORKERS", workers)]).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
     }

@@ -294,7 +294,7 @@ impl Daemon {
                 return in_time && node.workers.are_owed_messages();
             }
             let may_come = in_time || node.process_ends.any_runs();
-            let is_late = node.workers.first_missing().is_some();
+            let is_late = node.workers.is_any_missing();
             let serves = late && !cancel.is_cancelled() && may_come && is_late;
             serves || in_time && node.workers.any_there()
         };

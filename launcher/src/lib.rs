@@ -11,6 +11,7 @@
 //! - [`run_file`]: the files that list the running jobs
 //! - [`signals`]: signals that ask this process to end
 //! - [`processes`]: the descendants of this process, and the end of them all
+//! - [`outer`]: the variables of a job around this one
 //! - [`reach`]: how a host is reached, and why it can't be
 //! - [`messages`]: reads the messages of the other side
 //! - [`agent`]: the agent
@@ -23,6 +24,7 @@ pub mod args;
 pub mod error;
 pub mod launch;
 pub mod messages;
+pub mod outer;
 pub mod processes;
 pub mod reach;
 pub mod run_file;

@@ -9,7 +9,7 @@ use tokio::process::{Child, Command};
 
 use crate::{
     error::{CommandError, limits_hint},
-    processes,
+    outer, processes,
 };
 
 /// The words that start `gradwire` on another host. If the user named no path, a shell there looks
@@ -88,6 +88,9 @@ impl Way {
     /// The error and a hint.
     pub fn start(&self) -> Result<Reached, (String, String)> {
         let mut command = Command::new(&self.program[0]);
+        for name in outer::variables(|name| std::env::var_os(name).is_some()) {
+            command.env_remove(name);
+        }
         command
             .args(&self.program[1..])
             .args(&self.words)

@@ -108,7 +108,8 @@ impl Failure {
 
     /// The failure of an operation that needs a rank that never joined the job.
     pub fn never_came(rank: Rank) -> Self {
-        let what = "its process ended before it had joined the job";
+        let what = "its process ended with exit code 0 before it had joined the job, while other \
+                    ranks waited for it";
         Self::new(FailureKind::RankLeft, what)
             .rank(rank)
             .hint("every rank has to join the job (init) and to make the same calls")

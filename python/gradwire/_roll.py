@@ -2,10 +2,15 @@
 
 Each rank leaves a mark in the store. If the job can't be formed, the error names the ranks without
 one, instead of what the store says about its keys and sockets.
+
+Rank 0 may host the store, which then ends with it. So it leaves its error in the place of the job,
+for which the others wait, and stays for a moment until they have read it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import time
 from datetime import timedelta
@@ -16,6 +21,10 @@ from gradwire._errors import GradwireError, NotLaunched
 # The most characters of a list of ranks.
 _LISTED = 100
 _POLL_SECONDS = 0.2
+# How long rank 0 waits for the others to read its error, in seconds.
+_TELLING_SECONDS = 3.0
+# What rank 0 has to say about the job.
+_JOB = "job"
 _MORE_TIME = "For more time, set HOROVOD_START_TIMEOUT=SECONDS"
 
 
@@ -25,17 +34,65 @@ def come(store: Any, rank: int) -> None:
 
 
 class Named:
-    """A context in which an error of the store names the ranks that are missing."""
+    """A context in which an error of the store names the ranks that are missing, on all ranks."""
 
-    def __init__(self, store: Any, size: int, within: timedelta) -> None:
-        self._store, self._size, self._within = store, size, within
+    def __init__(self, store: Any, rank: int, size: int, within: timedelta) -> None:
+        self._store, self._rank, self._size, self._within = store, rank, size, within
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError) and not isinstance(error, GradwireError):
-            raise _explained(self._store, self._size, self._within, error) from None
+            better = self._told() or _explained(self._store, self._size, self._within, error)
+            self._tell(better)
+            raise better from None
+        if isinstance(error, GradwireError):
+            self._tell(error)
+
+    def _told(self) -> NotLaunched | None:
+        """Returns the error of rank 0, if it has left one."""
+        try:
+            if self._rank > 0 and self._store.check([_JOB]):
+                read(self._store, self._rank, self._within)
+        except NotLaunched as error:
+            return error
+        except RuntimeError:  # the store is gone
+            pass
+        return None
+
+    def _tell(self, error: GradwireError) -> None:
+        if self._rank == 0:
+            with contextlib.suppress(RuntimeError):
+                _leave_error(self._store, self._size, error)
+
+
+def publish(store: Any, report: dict[str, Any]) -> None:
+    """Leaves what the other ranks need to know about the job, on rank 0."""
+    store.set(_JOB, json.dumps(report))
+
+
+def read(store: Any, rank: int, within: timedelta) -> dict[str, Any]:
+    """Waits for what rank 0 has to say about the job.
+
+    Raises:
+        NotLaunched: Rank 0 could not form it.
+    """
+    store.wait([_JOB], within)
+    report: dict[str, Any] = json.loads(store.get(_JOB))
+    if "error" in report:
+        store.set(f"told/{rank}", "")
+        raise NotLaunched(report["error"], kind="not-launched", rank=report["rank"])
+    return report
+
+
+def _leave_error(store: Any, size: int, error: GradwireError) -> None:
+    publish(store, {"error": str(error), "rank": error.rank})
+    end = time.monotonic() + _TELLING_SECONDS
+    others = [rank for rank in range(1, size) if store.check([f"came/{rank}"])]
+    for rank in others:
+        while not store.check([f"told/{rank}"]) and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS / 4)
 
 
 def wait_for_store(host: str, port: int, within: timedelta) -> None:

@@ -50,6 +50,7 @@ _LAUNCH = tuple(
         "EPOCH",
         "WORKER",
         "WORKERS",
+        "SURVIVORS",
         "HOST",
         "ADDRESS",
         "SLOTS",
@@ -392,7 +393,7 @@ def _join_torchrun() -> None:
     first = rank - local_rank
     address = _own_address(os.environ["MASTER_ADDR"], _number("MASTER_PORT"))
     within = timedelta(seconds=_timeout())
-    with _roll.Named(store, size, within):
+    with _roll.Named(store, rank, size, within):
         _roll.come(store, rank)
         if local_rank == 0:
             store.set(f"slots/{first}", str(slots))
@@ -422,9 +423,8 @@ def form_job(
         name, coordinator = _first_daemon(job, len(nodes), sum(nodes), address, slots)
         store.set("socket/0", name)
         firsts = list(itertools.accumulate(nodes, initial=0))
-        store.set("job", json.dumps({"job": job, "coordinator": coordinator, "firsts": firsts}))
-    store.wait(["job"], within)
-    report = json.loads(store.get("job"))
+        _roll.publish(store, {"job": job, "coordinator": coordinator, "firsts": firsts})
+    report = _roll.read(store, rank, within)
     if rank == first and rank > 0:
         order = report["firsts"].index(first)
         where = {"GRADWIRE_COORDINATOR": report["coordinator"]}

@@ -140,6 +140,8 @@ _process = 0
 how_to_begin = "call init() first"
 # Whether this process has left an elastic job.
 _left = False
+# Whether the launcher has started this process after the first epoch of the job.
+_is_newcomer = False
 _sets: dict[int, ProcessSet] = {}
 # By the ranks of a process set, the number of joins in this session.
 joins: collections.Counter[tuple[int, ...]] = collections.Counter()
@@ -234,7 +236,7 @@ def init(
         print(gw.rank(), "of", gw.size())
         ```
     """
-    global _session, _process
+    global _session, _process, _is_newcomer
     ranks = None if comm is None else whole_numbers("comm", comm)
     _uncaught.watch()
     with _lock:
@@ -273,15 +275,21 @@ def init(
             if not made.elastic:
                 made.barrier(name="init").wait()
         except BaseException as error:
-            if isinstance(error, GradwireError):
+            why = f"in init(), {_uncaught.described(error)}"
+            if not isinstance(error, GradwireError):
+                made.abort(why)
+            elif error._failure is not None and error.rank not in (None, made.rank):
+                # The job ends with it, and the launcher names the rank at fault.
+                made.abort(why, error._failure)
+            else:
                 # All ranks see this error themselves: this rank must not look like the cause.
                 with contextlib.suppress(GradwireError):
                     made.shutdown()
-            else:
-                made.abort(f"in init(), {_uncaught.described(error)}")
             _start.clear_variables(left=False)
             raise
         _session, _process = made, os.getpid()
+        # The launcher gives numbers only to ranks of the first epoch.
+        _is_newcomer = made.elastic and "GRADWIRE_RANK" not in os.environ
         _variables.set_for(made)
         global_process_set._registered(made.global_process_set())
     for begin in after_init:
@@ -374,6 +382,11 @@ def is_rank() -> bool:
 def is_elastic() -> bool:
     """Returns whether this process is a rank of a job that may change its ranks."""
     return _session is not None and is_rank() and _session.elastic
+
+
+def is_newcomer() -> bool:
+    """Returns whether this process was started later than its job, for an elastic one."""
+    return _is_newcomer
 
 
 def mark_step() -> None:

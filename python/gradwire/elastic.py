@@ -37,7 +37,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from gradwire import _epochs, _world
-from gradwire._errors import GradwireError
+from gradwire._errors import GradwireError, PeerLost
 from gradwire._objects import allgather_object, broadcast_object
 from gradwire._world import is_elastic
 from gradwire.common.exceptions import HostsUpdatedInterrupt
@@ -232,13 +232,25 @@ class State:
         """Loads that commit."""
 
     def _begin(self, skip_sync: bool) -> None:
-        """Synchronizes the state before the function is called, unless no rank needs that."""
+        """Synchronizes the state before the function is called, unless no rank needs that.
+
+        Raises:
+            PeerLost: No rank has the state, and it is not that of a new job.
+        """
         stored = 0 if self._holds else self._stored()
-        told = allgather_object((skip_sync and self._holds, self._holds, stored), "elastic.begin")
-        if not all(skip for skip, _, _ in told):
+        own = (skip_sync and self._holds, self._holds, stored, _world.is_newcomer())
+        told = allgather_object(own, "elastic.begin")
+        if not all(skip for skip, _, _, _ in told):
             # The lowest rank that has the state: a lost rank may have left rank 0 to one without
             # it. In a new job, the one with the newest commit.
-            ages = [(holds, 0 if holds else stored) for _, holds, stored in told]
+            ages = [(holds, 0 if holds else stored) for _, holds, stored, _ in told]
+            if max(ages) == (False, 0) and all(newcomer for _, _, _, newcomer in told):
+                raise PeerLost(
+                    "every rank that had the state of the training was lost before the new ranks "
+                    "had received it: start the job again; a TorchState with directory= keeps "
+                    "commits on disk, from which a job continues",
+                    kind="worker-lost",
+                )
             self._root = ages.index(max(ages))
             if stored > 0 and self._root == _world.rank():
                 self._load_stored()

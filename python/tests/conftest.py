@@ -33,6 +33,7 @@ def job(tmp_path: Path) -> Job:
         ranks: int | None = 2,
         hosts: str | None = None,
         before: Sequence[str] = (),
+        options: Sequence[str] = (),
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         program = tmp_path / "program.py"
@@ -40,7 +41,7 @@ def job(tmp_path: Path) -> Job:
         words = [sys.executable, str(program)]
         if ranks is not None:
             places = ["-np", str(ranks)] if hosts is None else ["-H", hosts]
-            words = [LAUNCHER, "run", *places, "--", *words]
+            words = [LAUNCHER, "run", *places, *options, "--", *words]
         return subprocess.run(
             [*before, *words],
             env={**os.environ, "TEST_FOLDER": str(tmp_path), **variables},

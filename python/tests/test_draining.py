@@ -111,6 +111,41 @@ def test_a_job_that_is_interrupted_ends_its_ranks(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 25, said
 
 
+SAVING = """
+import time
+
+import gradwire as gw
+
+gw.init()
+print("READY", gw.should_stop(), flush=True)
+while not gw.should_stop():
+    time.sleep(1)
+gw.barrier()
+print("SAVED", flush=True)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--min-np", "1"]], ids=["fixed", "elastic"])
+def test_interrupted_ranks_write_a_checkpoint(tmp_path: Path, options: list[str]) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SAVING)
+    hosts = ["-H", "127.0.0.1:1,127.0.0.2:1", *options, "--set", "launch.grace_ms=60000"]
+    with subprocess.Popen(
+        [LAUNCHER, "run", *hosts, "--", sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as job:
+        assert job.stdout is not None
+        ready = 0
+        while ready < 2:
+            ready += "READY" in job.stdout.readline()
+        job.send_signal(signal.SIGTERM)
+        said, _ = job.communicate(timeout=LIMIT)
+    assert job.returncode == 143 and said.count("SAVED") == 2, said
+    assert said.endswith("gradwire: interrupted by SIGTERM; everything was stopped\n"), said
+
+
 STOPPING = """
 import os
 import signal

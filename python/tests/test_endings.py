@@ -359,6 +359,24 @@ def test_init_notices_a_missing_rank(job: Job, how: str, code: int) -> None:
     assert done.returncode == code, done.stdout
 
 
+@pytest.mark.parametrize("options", [[], ["--min-np", "1"]], ids=["fixed", "elastic"])
+def test_the_report_names_who_left_before_init(job: Job, options: list[str]) -> None:
+    done = job(
+        """
+        import os, sys
+        import gradwire as gw
+        if os.environ["GRADWIRE_RANK"] == "1":
+            sys.exit(0)
+        gw.init()
+        """,
+        options=options,
+    )
+    report = done.stdout.rpartition("gradwire: ")[2]
+    assert report.startswith("the job failed: rank 1 on host localhost"), done.stdout
+    assert "its process ended with exit code 0 before it had joined the job" in report, done.stdout
+    assert done.returncode == 1, done.stdout
+
+
 def test_a_fork_does_not_hide_its_parents_death(job: Job) -> None:
     done = job(
         """

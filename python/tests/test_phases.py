@@ -141,7 +141,7 @@ STOPPED = r"the process is stopped \(SIGSTOP"
 DAEMON = "(gradwired|the daemon|the coordinator)"
 HOLE = "ValueError: the data has a hole"
 CELLS = [
-    Cell("start", "exit 0", "ended" + ABSENT, (1,)),
+    Cell("start", "exit 0", "ended with exit code 0" + ABSENT, (1,)),
     Cell("start", "exit 3", "ended with exit code 3" + ABSENT, (3,)),
     Cell("start", "exception", "ended with exit code 1" + ABSENT, (1,), HOLE),
     Cell("start", "SIGKILL", "was killed by SIGKILL" + ABSENT, (137,)),

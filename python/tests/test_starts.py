@@ -246,7 +246,9 @@ def test_missing_ranks_are_named(
     pytest.importorskip("torch")
     monkeypatch.setenv("HOROVOD_START_TIMEOUT", "10")
     program = tmp_path / "program.py"
-    program.write_text("import gradwire as gw\ngw.init()\n")
+    # Rank 0, which hosts the store, is the first one to give up.
+    late = "import os, time\ntime.sleep(3 * (os.environ['RANK'] == '2'))\n"
+    program.write_text(late + "import gradwire as gw\ngw.init()\n")
     ranks = as_torchrun(program, places, size=5)
     for rank in ranks:
         said, _ = rank.communicate(timeout=LIMIT)

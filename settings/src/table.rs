@@ -131,7 +131,8 @@ sections! {
         /// that is not in use. If all are in use, the name itself is sent.
         max_tensors: u32 =
             "negotiation.max_tensors", Kind::Number { min: 1, max: 16_777_216 }, "65536", "tensors";
-        /// A tensor that waits longer than this for a rank is reported with the missing ranks.
+        /// A tensor that waits longer than this for a rank is reported with the missing ranks, and
+        /// again each time that its wait has doubled.
         stall_warning: Duration =
             "negotiation.stall_warning_ms",
             Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms", User;

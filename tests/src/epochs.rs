@@ -103,6 +103,7 @@ impl ElasticJob {
             .env("GRADWIRE_ELASTIC", "1")
             .env("GRADWIRE_EPOCH", epoch.to_string())
             .env("GRADWIRE_WORKERS", workers.join(","))
+            .env("GRADWIRE_SURVIVORS", "0")
             .env(REPORTS_ARE_READ, "1")
             .envs(self.variables.iter().map(|(name, value)| (*name, value)))
             .stdin(Stdio::piped())

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::{ProcessSetId, pb::worker_message::Message};
+use gradwire_proto::{Failure, ProcessSetId, pb::worker_message::Message};
 
 use crate::{
     elastic::{Change, Elastic, Rejoined, Turn},
@@ -177,7 +177,7 @@ impl Session {
         let mut turn = elastic.turn.lock();
         let membership = self.membership();
         match self.form(elastic, &membership, limit) {
-            Err(error) if error.is_recoverable() => membership.close(),
+            Err(GradwireError::Recoverable(failure)) => membership.follow(&failure),
             formed => return formed.map(drop),
         }
         // SAFETY: nobody has a tensor, because no caller has the session yet.
@@ -316,7 +316,7 @@ impl Membership {
     /// Ends a membership that did not become the current one.
     fn abandon(&self, error: &GradwireError) {
         match error {
-            GradwireError::Recoverable(_) => self.close(),
+            GradwireError::Recoverable(failure) => self.follow(failure),
             // The program wants it, or can try again: the other ranks go on without this one.
             GradwireError::Closed | GradwireError::Timeout { .. } => self.leave(),
             error => {
@@ -326,5 +326,12 @@ impl Membership {
         }
         // Nobody else uses it.
         self.shared.forget();
+    }
+
+    /// Ends a membership that has failed before the ranks knew each other. The daemon may have
+    /// failed only an operation, and must know that this process is not the cause (TELL).
+    fn follow(&self, failure: &Failure) {
+        let reason = format!("it could not join the job: {failure}");
+        let _ = self.end(Message::GiveUp(gives_up(reason, Some(failure))));
     }
 }

@@ -115,7 +115,7 @@ const HOROVODRUN: &[Row] = &[
 const TORCHRUN: &[Row] = &[
     (&["nproc-per-node"], 1, Is("--np")),
     (&["nnodes"], 1, AlwaysWith("1", ONCE)),
-    (&["standalone", "no-python"], 0, Always),
+    (&["standalone", "no-python", "use-env"], 0, Always),
     (&["node-rank", "group-rank"], 1, Refused(ONCE)),
     (
         &[

@@ -5,7 +5,13 @@ use gradwire_proto::{Ending, Failure, FailureKind, Rank, pb};
 use gradwire_services::launch::{Notice, ProcessEnd};
 
 use super::node::Node;
-use crate::{metrics, workers::slots::Missing};
+use crate::{
+    metrics,
+    workers::{
+        start::{Missing, Overdue},
+        worker::Worker,
+    },
+};
 
 impl Node {
     /// This node was asked to end, for the reason `why`.
@@ -40,6 +46,8 @@ impl Node {
                 self.ended(rank, end);
             }
             Notice::Changed { added, removed } => self.membership_changes(added, removed),
+            // They still need this daemon, and how they end from now on is not a failure.
+            Notice::Ending { why } => self.process_ends.stop(why),
             Notice::Stopping { why } => {
                 self.process_ends.stop(why.clone());
                 self.stopped(&why);
@@ -69,7 +77,7 @@ impl Node {
         }
         let failed = self.workers.all().into_iter().find_map(|worker| {
             let end = self.process_ends.failure(worker.local_rank)?;
-            Some((worker.died(Some(end)), worker))
+            Some((self.died(&worker, Some(end)), worker))
         });
         match failed {
             Some((failure, worker)) => self.worker_failed(&worker, failure),
@@ -125,13 +133,32 @@ impl Node {
         }
     }
 
-    /// A rank of this node has not attached in time. The job can't go on without it.
-    pub(crate) fn missed(&self, missing: &Missing, why: impl FnOnce(Rank, Option<u32>) -> Failure) {
-        let rank = self.rank(missing.local_rank);
+    /// The process that the agent has started as this rank.
+    fn launched(&self, local_rank: u32) -> Option<u32> {
         let elastic = self.config.elastic.as_ref();
-        let number = elastic.and_then(|elastic| elastic.worker(missing.local_rank)).map(Rank);
-        let pid = self.process_ends.pid(number.unwrap_or(rank));
-        let failure = why(rank, missing.pid.or(pid));
+        let number = elastic.and_then(|elastic| elastic.worker(local_rank)).map(Rank);
+        self.process_ends.pid(number.unwrap_or(self.rank(local_rank)))
+    }
+
+    /// The failure of a worker whose connection has ended without a message. `end` is how the
+    /// process of its rank ended, if it has.
+    pub(crate) fn died(&self, worker: &Worker, end: Option<ProcessEnd>) -> Failure {
+        worker.died(end, self.launched(worker.local_rank))
+    }
+
+    /// The ranks of this node that may come and are not attached yet.
+    pub(crate) fn missing(&self) -> Vec<Missing> {
+        let elastic = self.config.elastic.as_ref();
+        let missing = self.workers.missing().map(|(local_rank, pid)| {
+            let is_survivor = elastic.is_some_and(|elastic| elastic.is_survivor(local_rank));
+            Missing { local_rank, pid: pid.or_else(|| self.launched(local_rank)), is_survivor }
+        });
+        missing.collect()
+    }
+
+    /// A rank of this node has not attached in time. The job can't go on without it.
+    pub(crate) fn missed(&self, missing: &Missing, overdue: Overdue) {
+        let failure = overdue.failure(self.rank(missing.local_rank), missing.pid);
         metrics::failure(failure.kind);
         self.job.report(failure.host(self.config.host.clone()));
     }

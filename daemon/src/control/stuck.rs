@@ -41,7 +41,7 @@ impl Reporter {
 
 /// What each rank waits for; `None` if one of them can go on, or may still attach.
 fn all_stuck(node: &Node) -> Option<Vec<pb::StuckRank>> {
-    if node.workers.first_missing().is_some() || node.job.ending().is_some() {
+    if node.workers.is_any_missing() || node.job.ending().is_some() {
         return None;
     }
     let workers = node.workers.all();

@@ -51,6 +51,7 @@ use crate::{
     workers::{
         activity::RankActivity,
         outbox::Outbox,
+        process_state::descends_from,
         slots::{ClaimError, Slot},
         worker::{Worker, brief, send},
     },
@@ -234,6 +235,13 @@ impl Session {
     /// Why a worker can't have its slot.
     fn not_claimed(&self, error: ClaimError, pid: u32) -> AttachError {
         let refused = |error: ClaimError, hint| refusal(error.to_string()).hint(hint).into();
+        if let ClaimError::Taken { pid: earlier, .. } = error
+            && descends_from(pid, earlier)
+        {
+            let hint = "that process has started this one, which is not a rank; to run alone, it \
+                        must not have the variables GRADWIRE_JOB and GRADWIRE_SOCKET";
+            return refused(error, hint);
+        }
         if self.node.config.elastic.is_none() {
             return refused(error, "see GRADWIRE_LOCAL_RANK");
         }
@@ -377,7 +385,7 @@ impl Session {
                 Ok(None) => {
                     let interesting = || self.node.job.ending().is_none();
                     match self.node.process_ends.of(worker.local_rank, interesting) {
-                        Ok(end) => break Some(worker.died(end)),
+                        Ok(end) => break Some(self.node.died(worker, end)),
                         // The worker was asked to end, like this daemon.
                         Err(why) => self.node.stopped(&why),
                     }

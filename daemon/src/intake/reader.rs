@@ -34,7 +34,7 @@ use crate::{
     },
     workers::{
         process_state::state_of,
-        start::{Start, did_not_come},
+        start::{Limits, Start},
         worker::Worker,
     },
 };
@@ -148,7 +148,7 @@ impl Reader {
                         }
                     }
                     self.check(&node, limit);
-                    check_start(&node, &mut start, checked);
+                    check_start(&node, &mut start, checked, limit);
                 }
                 node.report_overdue_allocations(checked);
                 stuck.look(&node, checked);
@@ -280,12 +280,18 @@ impl Reader {
     }
 }
 
-/// Ends the job if a rank does not come in time.
-fn check_start(node: &Node, start: &mut Start, now: Instant) {
-    let limit = node.config.start_timeout;
-    let begun = node.liveness.has_begun() && node.job.ending().is_none();
-    let missing = || node.workers.first_missing();
-    if let Some(missing) = start.overdue(begun, missing, now, limit) {
-        node.missed(&missing, |rank, pid| did_not_come(rank, pid, limit));
+/// Ends the job or the epoch if a rank does not come in time.
+fn check_start(node: &Node, start: &mut Start, now: Instant, heartbeat_timeout: Duration) {
+    if node.job.ending().is_some() {
+        return;
+    }
+    let limits = Limits {
+        new: node.config.start_timeout,
+        survivor: node.config.elastic_timeout,
+        stopped: heartbeat_timeout,
+    };
+    let overdue = start.overdue(node.liveness.has_begun(), || node.missing(), now, limits);
+    if let Some((missing, overdue)) = overdue {
+        node.missed(&missing, overdue);
     }
 }

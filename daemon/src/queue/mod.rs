@@ -411,15 +411,17 @@ impl TensorQueue {
         (count, found)
     }
 
-    /// The tensors that have waited for local ranks for `limit` since they began to wait or were
-    /// last reported (WAIT). The coordinator does not know these tensors yet.
+    /// The tensors that have waited for local ranks for `limit`, or twice as long as when they were
+    /// last reported: a long wait fills no log (WAIT). The coordinator does not know these tensors
+    /// yet.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> Vec<Stalled> {
         let sets = self.sets.read();
         let mut found: BTreeMap<Vec<Rank>, (Duration, Vec<String>)> = BTreeMap::new();
         for mut item in self.entries.iter_mut() {
             let (key, entry) = item.pair_mut();
             let Some((since, reported)) = &mut entry.waits else { continue };
-            if entry.announced.is_some() || now.saturating_duration_since(*reported) < limit {
+            let pause = reported.saturating_duration_since(*since).max(limit);
+            if entry.announced.is_some() || now.saturating_duration_since(*reported) < pause {
                 continue;
             }
             *reported = now;

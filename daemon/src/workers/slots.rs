@@ -25,14 +25,6 @@ pub(crate) enum Slot {
     Absent,
 }
 
-/// A rank that has not attached yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Missing {
-    pub(crate) local_rank: u32,
-    /// Its process, once that has claimed the slot.
-    pub(crate) pid: Option<u32>,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ClaimError {
     #[error("local rank {local_rank} is taken by process {pid} on this host")]
@@ -115,14 +107,20 @@ impl Workers {
         self.slots.iter().any(is_owed)
     }
 
-    /// The first rank that may come and is not attached yet.
-    pub(crate) fn first_missing(&self) -> Option<Missing> {
+    /// The local ranks that may come and are not attached yet, and their processes, once these have
+    /// claimed the slots.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = (u32, Option<u32>)> {
         let missing = |(local_rank, slot): (u32, &RwLock<Slot>)| match &*slot.read() {
-            Slot::Free => Some(Missing { local_rank, pid: None }),
-            Slot::Claimed { pid } => Some(Missing { local_rank, pid: Some(*pid) }),
+            Slot::Free => Some((local_rank, None)),
+            Slot::Claimed { pid } => Some((local_rank, Some(*pid))),
             Slot::Attached(_) | Slot::Left | Slot::Absent => None,
         };
-        (0..).zip(&self.slots).find_map(missing)
+        (0..).zip(&self.slots).filter_map(missing)
+    }
+
+    /// Whether a rank may come that is not attached yet.
+    pub(crate) fn is_any_missing(&self) -> bool {
+        self.missing().next().is_some()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Worker>> {

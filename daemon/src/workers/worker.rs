@@ -14,6 +14,7 @@ use rustix::process::Signal;
 use super::{
     activity::RankActivity,
     outbox::{Outbox, OutboxError},
+    process_state::has_program,
 };
 use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 
@@ -115,10 +116,24 @@ impl Worker {
         Failure::new(kind, what).rank(self.rank).hint(hint)
     }
 
-    /// The worker's connection ended without a message.
-    pub(crate) fn died(&self, end: Option<ProcessEnd>) -> Failure {
+    /// The worker's connection ended without a message. `end` is how the process `launched` ended
+    /// that was started as this rank: the worker, or a process that has started the worker.
+    pub(crate) fn died(&self, end: Option<ProcessEnd>, launched: Option<u32>) -> Failure {
         let memory = "see its output, and the kernel's log for the out-of-memory killer";
+        if let Some(parent) = launched.filter(|launched| *launched != self.pid) {
+            let state = end.map_or_else(|| "still runs".to_owned(), |end| end.to_string());
+            let what = format!(
+                "ended without leaving the job: killed or crashed; process {parent}, which was \
+                 started as this rank, {state}"
+            );
+            return self.failure(FailureKind::WorkerLost, &what, memory);
+        }
         let (what, hint) = match end {
+            None if has_program(self.pid) => (
+                "has closed its connection without leaving the job, and still runs".to_owned(),
+                "shut down before a process replaces itself (exec) or closes descriptors that are \
+                 not its own",
+            ),
             None => ("ended without leaving the job: killed or crashed".to_owned(), memory),
             Some(end) if end.is_well() => (
                 "ended with exit code 0 without leaving the job".to_owned(),

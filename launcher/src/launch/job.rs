@@ -8,6 +8,9 @@
 //!                                     Done ◄─ all stopped ─ Stopping ◄─ Gathering   Leaving
 //! ```
 //!
+//! A user who interrupts a running job (`Asked`) gives its ranks the grace period, in which they
+//! may write a checkpoint together. So their daemons are stopped after them.
+//!
 //! The launcher does not act on a failure at once. For a moment (`Gathering`) it gathers others, so
 //! that the earliest failure decides and not the one reported first. It also waits for a daemon's
 //! report of the cause, which may be late on a busy machine, and for the end of the process at
@@ -69,6 +72,8 @@ enum Phase {
     Assembling,
     /// A rank has succeeded between two epochs, and the others are to end, too.
     Finishing,
+    /// The user ends the job: all ranks have been asked to end.
+    Asked,
     Stopping,
     Done,
 }
@@ -158,9 +163,9 @@ impl Job {
         [self.deadline, self.wakeup(), self.stuck_until()].into_iter().flatten().min()
     }
 
-    /// Whether all processes have been asked to end.
+    /// Whether all ranks, or all processes, have been asked to end.
     pub fn is_stopping(&self) -> bool {
-        matches!(self.phase, Phase::Stopping | Phase::Done)
+        matches!(self.phase, Phase::Asked | Phase::Stopping | Phase::Done)
     }
 
     /// The report, once all processes of the job have ended.
@@ -279,7 +284,7 @@ impl Job {
                 let first = self.first();
                 // The host of the coordinator knows best, unless it only reports that it is being
                 // stopped.
-                let stops = self.phase == Phase::Stopping;
+                let stops = self.is_stopping();
                 let knows = match &self.failure {
                     // A job that has succeeded can't fail because its daemons are stopped.
                     None => !stops || !self.causes.is_empty(),
@@ -326,7 +331,7 @@ impl Job {
 
     /// Passes a signal on to the ranks. A job that is being stopped has no use for it.
     fn pass_on(&mut self, signal: i32) {
-        if matches!(self.phase, Phase::Stopping | Phase::Done) {
+        if self.is_stopping() {
             return;
         }
         let name = signal_name(signal).unwrap_or("a signal");
@@ -362,6 +367,7 @@ impl Job {
                 self.deadline = self.reports_until();
             }
             Phase::Gathering | Phase::Leaving => self.stop(self.limits.grace, now),
+            Phase::Asked => self.stop(Duration::ZERO, now),
             Phase::Running if self.failure.is_some() => {
                 self.phase = Phase::Gathering;
                 self.tick(now);
@@ -439,6 +445,11 @@ impl Job {
             Phase::Finishing if self.has_finished() => self.leave(now),
             Phase::Leaving if self.processes.values().all(|process| process.ended.is_some()) => {
                 self.stop(self.limits.grace, now);
+                self.advance(now);
+            }
+            Phase::Asked if !self.ranks_run() => {
+                let left = self.deadline.unwrap_or(now).saturating_sub(now);
+                self.stop(left, now);
                 self.advance(now);
             }
             Phase::Stopping if self.hosts.iter().all(|host| host.stopped) => {

@@ -440,7 +440,10 @@ impl Membership {
                 return None;
             };
             let (host, rack, line_mbit) = (host.name.clone(), host.rack.clone(), host.line_mbit);
-            let node = Node { host, agent: *agent, first_rank, workers, rack, line_mbit };
+            let survivors = workers.iter().filter(|worker| self.is_survivor(**worker)).count();
+            let survivors = u32::try_from(survivors).unwrap_or(u32::MAX);
+            let node =
+                Node { host, agent: *agent, first_rank, workers, survivors, rack, line_mbit };
             first_rank += node.ranks();
             Some(node)
         });
@@ -484,7 +487,8 @@ impl Membership {
 
     /// What a job with too few ranks waits for (WAIT).
     pub fn awaited(&self, now: Duration) -> String {
-        let starting = self.workers.values().filter(|it| it.rank.is_none()).count();
+        let is_new = |it: &&Worker| it.rank.is_none() && !self.leaves(it);
+        let starting = self.workers.values().filter(is_new).count();
         let places = || self.places.iter().filter(|place| place.listed);
         let called = places().find(|place| matches!(place.agent, Agent::Called(..)));
         let free = places().flat_map(|place| {

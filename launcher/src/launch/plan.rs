@@ -36,6 +36,8 @@ pub struct Node {
     /// The workers whose ranks these are, in their order; none for a server. In the first epoch,
     /// the id of a worker is its rank.
     pub workers: Vec<u32>,
+    /// How many of them were in an earlier epoch: the first ones.
+    pub survivors: u32,
     /// The label of its rack, instead of the setting `node.rack`; empty to use the setting.
     pub rack: String,
     /// The rate of its line, instead of the setting `node.line_mbit`.
@@ -118,7 +120,7 @@ impl Plan {
         let node = |(agent, (host, first_rank, ranks)): (usize, (&Host, u32, u32))| {
             let Host { name, rack, line_mbit, .. } = host.clone();
             let workers = (first_rank..first_rank + ranks).collect();
-            Node { host: name, agent, first_rank, workers, rack, line_mbit }
+            Node { host: name, agent, first_rank, workers, survivors: 0, rack, line_mbit }
         };
         let (mut nodes, mut next) = (Vec::new(), 0);
         for host in &hosts {
@@ -234,6 +236,7 @@ impl Plan {
             add("GRADWIRE_ELASTIC", "1".to_owned());
             add("GRADWIRE_EPOCH", self.epoch.to_string());
             add("GRADWIRE_WORKERS", workers.join(","));
+            add("GRADWIRE_SURVIVORS", here.survivors.to_string());
         }
         all
     }

@@ -4,7 +4,7 @@
 //! (TRUST), one at a time, and each for a limited time (WAIT, BOUND).
 
 use std::{
-    io,
+    io::{self, ErrorKind},
     os::{
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixListener as Listener, UnixStream as Stream},
@@ -22,6 +22,7 @@ use tokio::{
 };
 
 use super::job::events::{Answer, Event, Request};
+use crate::error::CommandError;
 
 /// How long a request may take.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -85,16 +86,61 @@ async fn answer(
     write.write_all(to_line(&answer).as_bytes()).await
 }
 
+/// How long a command waits for its answer.
+const PATIENCE: Duration = LIMIT.saturating_mul(2);
+
 /// Sends a request to the launcher of a job, and waits for its answer.
 ///
 /// # Errors
-/// An error of the system if the job has ended, or is not elastic.
-pub fn ask(job: &str, request: &Request) -> io::Result<Answer> {
+/// [`CommandError`] if the launcher does not answer: the job has ended, is not elastic, or its
+/// launcher is stopped.
+pub fn ask(job: &str, request: &Request) -> Result<Answer, CommandError> {
+    exchange(&address(job).map_err(|error| CommandError::system(&error))?, request, PATIENCE)
+        .map_err(|error| no_answer(job, &error))
+}
+
+fn exchange(at: &SocketAddr, request: &Request, patience: Duration) -> io::Result<Answer> {
     use std::io::{BufRead, Read, Write};
-    let mut stream = Stream::connect_addr(&address(job)?)?;
-    stream.set_read_timeout(Some(2 * LIMIT))?;
+    let mut stream = Stream::connect_addr(at)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
     stream.write_all(to_line(request).as_bytes())?;
     let mut line = String::new();
     io::BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
     from_line(&line).map_err(io::Error::other)
+}
+
+fn no_answer(job: &str, error: &io::Error) -> CommandError {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            let seconds = PATIENCE.as_secs();
+            CommandError::failed(format!(
+                "the launcher of job {job} has not answered within {seconds} s"
+            ))
+            .hint("see whether its process is stopped (SIGSTOP), and try again")
+        }
+        ErrorKind::ConnectionRefused => {
+            CommandError::failed(format!("job {job} takes no requests"))
+                .hint("only elastic jobs can be changed: --min-np")
+        }
+        _ => CommandError::failed(format!("the launcher of job {job} does not answer: {error}"))
+            .hint("see whether the job has ended meanwhile"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_launcher_is_told_from_none() {
+        let request = Request::Drain { host: "a".to_owned() };
+        let at = address(&format!("test-{}", std::process::id())).unwrap();
+        let ask = || exchange(&at, &request, Duration::from_millis(50)).unwrap_err();
+        let none = no_answer("gw1", &ask());
+        assert_eq!(none.what, "job gw1 takes no requests");
+        let _listener = Listener::bind_addr(&at).unwrap();
+        let silent = no_answer("gw1", &ask());
+        assert_eq!(silent.what, "the launcher of job gw1 has not answered within 10 s");
+    }
 }

@@ -4,7 +4,7 @@
 //! launcher ── Order: Begin, Clock, Start…, Signal…, Stop ──► agent  (standard input; its end
 //!          │   elastic jobs: End…, Kill…, Notify…                     means Stop)
 //!          ◄─ Report: Ready | Refused, Clock, Started, Output…, Waiting…, Exited…, Stopped ──
-//! agent    ── Notice: Started…, Ended…, Changed…, Stopping ──► daemon  (standard input)
+//! agent    ── Notice: Started…, Ended…, Changed…, Ending, Stopping ──► daemon  (standard input)
 //! launcher ◄─ ServiceReport: Serving, Failed ── daemon       (standard output, in Report::Output)
 //! ```
 //!
@@ -351,6 +351,8 @@ pub enum Notice {
     /// The launcher is about to change the membership of the job: workers wait to join it, or are
     /// to leave it. It may come several times in an epoch.
     Changed { added: bool, removed: bool },
+    /// All ranks of the job are asked to end, and have some time to leave it together.
+    Ending { why: String },
     /// All processes of this host are about to be stopped.
     Stopping { why: String },
 }
@@ -435,6 +437,7 @@ mod tests {
         let notice = survives(&Notice::Ended { rank: Rank(4), end });
         assert_eq!(notice, r#"{"notice":"ended","rank":4,"end":{"signal":9}}"#);
         survives(&Notice::Stopping { why: "a\nb".to_owned() });
+        survives(&Notice::Ending { why: "a".to_owned() });
         let changed = Notice::Changed { added: true, removed: false };
         let order = survives(&Order::Notify { notice: changed });
         let right =

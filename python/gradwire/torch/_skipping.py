@@ -69,10 +69,13 @@ class Skipping(Voting, Distributed):
         """Makes it distributed, and makes its state the same on all ranks."""
         check_is_only_one()
         self._begin(exchange)
+        states = [] if state is None else [state]
         own = OwnState(
-            self, lambda: [(slot.name, parameter) for parameter, slot in exchange.slots.items()]
+            self,
+            lambda: [(slot.name, parameter) for parameter, slot in exchange.slots.items()],
+            states,
         )
-        self._begin_voting(exchange, [own, *([] if state is None else [state])])
+        self._begin_voting(exchange, [own, *states])
 
     def _healing(self) -> contextlib.AbstractContextManager[Any]:
         return self._without_waiting()

@@ -79,13 +79,20 @@ class OwnState(State):
     Args:
         optimizer: The optimizer.
         named: Returns the tensors with their names.
+        others: The states that are copied after this one, and may be on disk.
     """
 
     def __init__(
-        self, optimizer: Voting, named: Callable[[], list[tuple[str, torch.Tensor]]]
+        self,
+        optimizer: Voting,
+        named: Callable[[], list[tuple[str, torch.Tensor]]],
+        others: list[State],
     ) -> None:
         super().__init__()
-        self._optimizer, self._named = weakref.ref(optimizer), named
+        self._optimizer, self._named, self._others = weakref.ref(optimizer), named, others
+
+    def _stored(self) -> int:
+        return max((state._stored() for state in self._others), default=0)
 
     def sync(self) -> None:
         """Copies them from the root to all ranks."""

@@ -155,7 +155,8 @@ sections! {
     /// Elastic jobs.
     Elastic {
         /// How long a job may take from a loss or a change until enough ranks continue: the
-        /// launcher waits for processes, and a process for an epoch that includes it.
+        /// launcher waits for processes, a process for an epoch that includes it, and the others
+        /// for a rank that still computes.
         timeout: Duration =
             "elastic.timeout_ms", Kind::Number { min: 1000, max: 24 * HOUR_MS }, "600000", "ms";
         /// Whether SIGTERM to a rank makes it leave at the next commit or step, which is not a

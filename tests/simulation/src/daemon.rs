@@ -423,6 +423,8 @@ impl Daemon {
                     }
                 }
             }
+            // The ranks of the simulation end at the first SIGTERM.
+            Notice::Ending { .. } => {}
             Notice::Changed { added, removed } => {
                 self.wanted = (self.wanted.0 || added, self.wanted.1 || removed);
                 for slot in &self.slots {

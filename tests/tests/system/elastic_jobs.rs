@@ -107,6 +107,19 @@ fn a_stopped_rank_is_lost() {
     stop(job, "is lost: no heartbeat for");
 }
 
+/// Then no rank of the next epoch attaches, and only the daemon can notice it.
+#[test]
+fn stopped_ranks_are_all_lost() {
+    let launch = launch(&["-np", "2", "--min-np", "1"]).set("heartbeat.timeout_ms=1100");
+    let mut job = launch.start();
+    until_epoch(&job, 0, 2);
+    job.signal(Role::Rank(0), Signal::STOP);
+    job.signal(Role::Rank(1), Signal::STOP);
+    let report = job.finish();
+    report.assert_code(137);
+    report.assert_verdict(&["the job ends: all processes that were in the job have ended"]);
+}
+
 /// Also the host of the coordinator.
 #[test]
 fn a_lost_host_comes_back() {

@@ -70,7 +70,7 @@ fn a_rank_that_dies_before_any_call_is_named() {
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(3))));
     assert_eq!(cause.host, "node-1");
     let pid = format!("pid {}", std::process::id());
-    assert!(cause.what.contains(&pid) && cause.what.contains("ended without leaving"), "{cause}");
+    assert!(cause.what.contains(&pid) && cause.what.contains("without leaving the job"), "{cause}");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_rank_that_ends_too_early_is_not_waited_for() {
     });
     for failure in others.join().unwrap() {
         assert_eq!(failure.rank, Some(Rank(1)), "{failure}");
-        assert!(failure.what.contains("its process ended before it had joined"), "{failure}");
+        assert!(failure.what.contains("its process ended with exit code 0 before"), "{failure}");
     }
     cluster.finish().unwrap();
 }

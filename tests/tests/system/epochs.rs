@@ -259,7 +259,7 @@ fn notices_name_workers_by_their_numbers() {
     let killed = ProcessEnd::Signal(9);
     // Rank 1 is worker 1. Worker 0 is not in this epoch.
     daemons[0].notify(&Notice::Ended { rank: Rank(0), end: killed }).unwrap();
-    daemons[0].notify(&Notice::Started { rank: Rank(8), pid: 1 }).unwrap();
+    daemons[0].notify(&Notice::Started { rank: Rank(8), pid: std::process::id() }).unwrap();
     daemons[0].notify(&Notice::Ended { rank: Rank(8), end: killed }).unwrap();
     let failure = aborted(&survivor);
     assert_eq!(failure.rank, Some(Rank(0)), "{failure}");

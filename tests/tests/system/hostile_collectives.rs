@@ -198,7 +198,7 @@ fn room_that_is_never_made() {
         assert_eq!(sum, 2.0);
         if let Err(reported) = held {
             assert!(
-                reported.contains("rank 1") && reported.contains("ended without leaving"),
+                reported.contains("rank 1") && reported.contains("without leaving the job"),
                 "{reported}"
             );
         }

@@ -282,8 +282,8 @@ fn the_first_failing_rank_gives_the_exit_code() {
 fn ranks_that_never_attach_are_not_waited_for() {
     let steps = ["1/exit:0", "deaf", "attach", "loop:1:10", "leave"];
     let report = Launch::new().two_by_two().rank(&steps).run();
-    let parts = ["rank 1 on host 127.0.0.1, tensor 'loop.10': its process ended before it had \
-         joined the job"];
+    let parts = ["rank 1 on host 127.0.0.1, tensor 'loop.10': its process ended with exit code 0 \
+         before it had joined the job"];
     report.assert_notified(&[0, 2, 3], report.began_us, &parts);
     report.assert_code(1);
     // A rank that failed is itself the cause.

@@ -88,6 +88,7 @@ async fn measure(
         agent: order as usize,
         first_rank: order,
         workers: vec![order],
+        survivors: 0,
         rack: String::new(),
         line_mbit: None,
     };

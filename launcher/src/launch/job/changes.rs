@@ -94,7 +94,7 @@ impl Job {
         let host = self.host(agent).to_owned();
         let is_member = self.plan.members().any(|(_, member)| member == worker);
         let in_epoch = matches!(self.phase, Phase::Running | Phase::Gathering);
-        let is_over = matches!(self.phase, Phase::Leaving | Phase::Stopping | Phase::Done);
+        let is_over = self.is_stopping() || self.phase == Phase::Leaving;
         let Some(epochs) = &mut self.epochs else { return true };
         let leaves = epochs.members.is_leaving(worker);
         let again = epochs.members.ended(worker, !end.is_well() || !is_member, now);
@@ -131,6 +131,10 @@ impl Job {
     /// A training process was asked to leave (SIGTERM). A member leaves at the next commit; between
     /// two epochs nobody needs it any more.
     pub(super) fn leaving(&mut self, agent: usize, worker: u32) {
+        if self.phase == Phase::Asked {
+            // It has taken the signal for a wish of this rank alone. The second one ends it.
+            return self.order(agent, Order::End { role: Role::Rank(worker) });
+        }
         if self.is_stopping() {
             return;
         }

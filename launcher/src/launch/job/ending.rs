@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use gradwire_services::launch::{Order, ProcessEnd, Role};
+use gradwire_services::launch::{Notice, Order, ProcessEnd, Role};
 
-use super::{Job, Phase, REPORTING, SLACK};
+use super::{Job, Phase, REPORTING, SLACK, events::Command};
 use crate::launch::report::{self, Cause, TOGETHER};
 
 impl Job {
     /// Keeps a cause; the first one ends the job.
     pub(super) fn fail(&mut self, cause: Cause, now: Duration) {
-        if matches!(self.phase, Phase::Stopping | Phase::Done) {
+        if self.is_stopping() {
             return;
         }
         let is_loss = matches!(cause, Cause::Ended { .. } | Cause::Lost { .. });
@@ -43,11 +43,21 @@ impl Job {
 
     /// Until when the ranks may report the failure; `None` if none runs any more.
     pub(super) fn reports_until(&self) -> Option<Duration> {
-        let ranks_run = self.processes.iter().any(|((node, role), process)| {
+        self.notified.filter(|_| self.ranks_run()).map(|since| since + REPORTING)
+    }
+
+    /// The ranks that have not ended.
+    fn running_ranks(&self) -> impl Iterator<Item = (usize, Role)> {
+        let running = self.processes.iter().filter(|((node, role), process)| {
             let is_rank = matches!(role, Role::Rank(_));
             is_rank && process.ended.is_none() && !self.hosts[*node].stopped
         });
-        self.notified.filter(|_| ranks_run).map(|since| since + REPORTING)
+        running.map(|(process, _)| *process)
+    }
+
+    /// Whether a rank has not ended.
+    pub(super) fn ranks_run(&self) -> bool {
+        self.running_ranks().next().is_some()
     }
 
     /// Whether a running daemon may yet report why the job failed.
@@ -129,7 +139,7 @@ impl Job {
         match self.phase {
             Phase::Done => {}
             // The second interrupt ends the grace period.
-            Phase::Stopping => {
+            Phase::Asked | Phase::Stopping => {
                 self.hurried = true;
                 if self.causes.is_empty() {
                     // The job had succeeded, but now some of its output may be lost.
@@ -141,17 +151,42 @@ impl Job {
                 self.hurried = true;
                 self.causes.push(Cause::Interrupted(signal));
                 self.note("stopping; interrupt again to kill".to_owned());
-                self.stop(self.limits.grace, now);
+                if self.phase == Phase::Running && self.failure.is_none() {
+                    self.ask_ranks(now);
+                } else {
+                    self.stop(self.limits.grace, now);
+                }
             }
         }
+    }
+
+    /// Asks all ranks of a running job to end. Their daemons serve them meanwhile.
+    fn ask_ranks(&mut self, now: Duration) {
+        self.phase = Phase::Asked;
+        self.deadline = Some(now + self.limits.grace);
+        let why = self.why_it_ends();
+        // The daemons know it before they see the effects.
+        for (node, host) in self.hosts.iter().enumerate().filter(|(_, host)| !host.stopped) {
+            if host.answered {
+                let notice = Notice::Ending { why: why.clone() };
+                self.commands.push(Command::Order { node, order: Order::Notify { notice } });
+            }
+        }
+        for (node, role) in self.running_ranks().collect::<Vec<_>>() {
+            self.order(node, Order::End { role });
+        }
+    }
+
+    fn why_it_ends(&self) -> String {
+        let cause = report::summary(&self.causes, self.failure()).map(|cause| format!(": {cause}"));
+        format!("the launcher ends the job{}", cause.unwrap_or_default())
     }
 
     pub(super) fn stop(&mut self, grace: Duration, now: Duration) {
         self.phase = Phase::Stopping;
         self.deadline = Some(now + grace + SLACK);
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        let cause = report::summary(&self.causes, self.failure()).map(|cause| format!(": {cause}"));
-        let why = format!("the launcher ends the job{}", cause.unwrap_or_default());
+        let why = self.why_it_ends();
         for node in 0..self.hosts.len() {
             // On a host that has not answered, nothing was started. If its agent starts yet, it
             // finds its standard input closed.

@@ -212,6 +212,9 @@ impl Job {
             None => return true,
         };
         self.say(match end {
+            UsedUp::Resets if self.resets() == 0 => {
+                "the job ends at its first loss: --reset-limit is 0".to_owned()
+            }
             UsedUp::Resets => format!(
                 "the job has continued {} after losses and changes, and --reset-limit allows no \
                  more",
@@ -465,6 +468,8 @@ impl Job {
         for (agent, role) in self.running_daemons() {
             self.order(agent, Order::Kill { role });
         }
+        // It may have been the last one, and then no other event comes.
+        self.advance(now);
     }
 
     /// Whether a rank has ended without an error, so that no further epoch forms.

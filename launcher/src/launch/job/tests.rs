@@ -337,11 +337,37 @@ fn an_early_end_of_a_daemon_is_explained() {
     );
 }
 
+/// The orders by which a running job is interrupted: the daemons serve the ranks for a while.
+fn asked(signal: &str) -> Vec<String> {
+    let why = format!("the launcher ends the job: interrupted by {signal}");
+    let notice = |node: u32| format!("{node}:Notify {{ notice: Ending {{ why: {why:?} }} }}");
+    let end = |node: u32, rank: u32| format!("{node}:End {{ role: Rank({rank}) }}");
+    vec![notice(0), notice(1), end(0, 0), end(0, 1), end(1, 2)]
+}
+
+#[test]
+fn daemons_serve_ranks_that_are_asked_to_end() {
+    let interrupt = |job: &mut Job| step(job, Event::Interrupted { signal: 15 }, 2000);
+    let mut job = running();
+    assert_eq!(interrupt(&mut job), asked("SIGTERM"));
+    for (node, rank) in [(0, 0), (1, 2)] {
+        let end = exited(node, Role::Rank(rank), ProcessEnd::Code(0), 3000);
+        assert!(step(&mut job, end, 3000).is_empty(), "rank 1 may still write a checkpoint");
+    }
+    let end = exited(0, Role::Rank(1), ProcessEnd::Signal(15), 3500);
+    assert_eq!(step(&mut job, end, 3500), ["0:stop 1500", "1:stop 1500"]);
+    assert_eq!(stop_all(&mut job, 3600).code, 143);
+    // WAIT: one does not end.
+    let mut job = running();
+    interrupt(&mut job);
+    assert_eq!(job.deadline(), Some(ms(5000)));
+    assert_eq!(step(&mut job, Event::Tick, 5000), ["0:stop 0", "1:stop 0"]);
+}
+
 #[test]
 fn a_second_ctrl_c_ends_the_grace_period() {
     let mut job = running();
-    let orders = step(&mut job, Event::Interrupted { signal: 2 }, 1500);
-    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
+    assert_eq!(step(&mut job, Event::Interrupted { signal: 2 }, 1500), asked("SIGINT"));
     step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Signal(15), 1501), 1501);
     let orders = step(&mut job, Event::Interrupted { signal: 2 }, 1600);
     assert_eq!(orders, ["0:stop 0", "1:stop 0"]);
@@ -368,6 +394,7 @@ fn a_lost_host_ends_the_job() {
 fn an_agent_may_never_report_stopped() {
     let mut job = running();
     step(&mut job, Event::Interrupted { signal: 15 }, 2000);
+    step(&mut job, Event::Tick, 5000);
     let deadline = job.deadline().expect("WAIT");
     assert!(job.step(Event::Tick, deadline - ms(1)).is_empty() && job.report().is_none());
     job.step(Event::Tick, deadline);

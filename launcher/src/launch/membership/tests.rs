@@ -257,3 +257,15 @@ fn a_server_is_reached_again() {
     let reached = members.fill(2, again);
     assert!(matches!(&reached[..], [Request::Reach { agent: 2, host }] if host.name == "s"));
 }
+
+#[test]
+fn workers_that_leave_are_not_awaited() {
+    let mut world = World::new("a:2", (2, 2, 0), 2);
+    world.members.leave(1);
+    world.members.take_surplus();
+    assert_eq!(world.members.awaited(world.now), "a host with a free slot", "until it has ended");
+    world.members.ended(1, false, world.now);
+    world.alive.remove(&1);
+    world.fill();
+    assert_eq!(world.members.awaited(world.now), "1 worker to start");
+}

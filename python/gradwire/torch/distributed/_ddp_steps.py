@@ -122,7 +122,8 @@ class DdpSteps(Voting):
 
     def _begin_ddp(self, ddp: Any, losses: Patience, state: State | None) -> None:
         self._size, self._change = session().size, False
-        own = OwnState(self, lambda: _tensors_of(ddp.module))
+        states = [] if state is None else [state]
+        own = OwnState(self, lambda: _tensors_of(ddp.module), states)
         me = weakref.ref(self)
 
         def heal(*_: Any) -> None:
@@ -132,7 +133,7 @@ class DdpSteps(Voting):
 
         # Before the first collective of a step; the program has counted the step before by then.
         ddp.register_forward_pre_hook(heal)
-        self._begin_voting(losses, [own, *([] if state is None else [state])])
+        self._begin_voting(losses, [own, *states])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters, as the original optimizer does.

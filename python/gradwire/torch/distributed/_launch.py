@@ -55,7 +55,7 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
 
 def form(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     """Forms a job through a store in which nothing else uses these keys."""
-    with _roll.Named(store, size, timeout):
+    with _roll.Named(store, rank, size, timeout):
         _roll.come(store, rank)
         store.set(f"machine/{rank}", machine())
         store.wait([f"machine/{each}" for each in range(size)], timeout)

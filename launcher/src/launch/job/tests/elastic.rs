@@ -97,6 +97,7 @@ fn a_lost_rank_ends_only_its_epoch() {
         ("GRADWIRE_EPOCH", "2"),
         ("GRADWIRE_ELASTIC", "1"),
         ("GRADWIRE_WORKERS", "0,1"),
+        ("GRADWIRE_SURVIVORS", "2"),
         ("GRADWIRE_SLOTS", "2"),
         ("GRADWIRE_NODES", "1"),
         ("GRADWIRE_RANKS", "2"),
@@ -139,6 +140,7 @@ fn a_replacement_joins_when_it_is_ready() {
     assert_eq!(orders, ["0:start the daemon"], "it has not");
     let commands = job.step(said(0, Role::Daemon, GRPC), ms(2020));
     assert_eq!(daemons(&commands)[&1]["GRADWIRE_WORKERS"], "3");
+    assert_eq!(daemons(&commands)[&1]["GRADWIRE_SURVIVORS"], "0");
     let line = "epoch 3: 3 ranks on 2 hosts, 0.0 s after ranks came";
     assert_eq!(step(&mut job, serving(1), 2030), [line]);
 }
@@ -295,6 +297,13 @@ fn the_reset_limit_ends_the_job() {
     let line = "the job has continued 1 time after losses and changes, and --reset-limit allows no \
                 more";
     assert_eq!(orders, [line, "0:stop 3000", "1:stop 3000"]);
+    let mut job = running(|rules| rules.reset_limit = Some(0));
+    let said: Vec<_> = lose_rank_2(&mut job).into_iter().filter_map(said_by).collect();
+    assert_eq!(said, ["the job ends at its first loss: --reset-limit is 0"]);
+}
+
+fn said_by(command: Command) -> Option<String> {
+    if let Command::Say(text) = command { Some(text) } else { None }
 }
 
 #[test]
@@ -482,4 +491,30 @@ fn a_newcomer_that_can_not_start_is_not_a_loss() {
     let line = "rank 3 can't be started on host b: no memory; its slot is used again in 1 s";
     assert_eq!(step(&mut job, failed, 1700), [line]);
     assert_eq!(job.phase, Phase::Running);
+}
+
+#[test]
+fn a_newcomer_is_not_waited_for_at_the_end() {
+    let mut job = running(|_| {});
+    lose_rank_2(&mut job);
+    serve(&mut job, &[0], 1600);
+    started(&mut job, 1, 3, 1700);
+    step(&mut job, Event::Waiting { node: 1, worker: 3 }, 1800);
+    // The ranks end without having looked for changes.
+    daemon_ends(&mut job, 0, 0, 2000);
+    rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 2010);
+    rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 2020);
+    assert_eq!(job.phase, Phase::Leaving);
+    let deadline = job.deadline().expect("WAIT");
+    let orders = step(&mut job, Event::Tick, u64::try_from(deadline.as_millis()).unwrap());
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
+}
+
+/// Its first SIGTERM means that it leaves alone.
+#[test]
+fn interrupted_ranks_need_not_leave_alone() {
+    let mut job = running(|_| {});
+    step(&mut job, Event::Interrupted { signal: 2 }, 1500);
+    let orders = step(&mut job, Event::Leaving { node: 1, worker: 2 }, 1510);
+    assert_eq!(orders, ["1:End { role: Rank(2) }"]);
 }
