@@ -131,10 +131,11 @@ sections! {
         /// that is not in use. If all are in use, the name itself is sent.
         max_tensors: u32 =
             "negotiation.max_tensors", Kind::Number { min: 1, max: 16_777_216 }, "65536", "tensors";
-        /// A tensor that waits longer than this for a rank is reported with the missing ranks.
+        /// A tensor that waits longer than this for a rank is reported with the missing ranks, and
+        /// again whenever it has waited twice as long.
         stall_warning: Duration =
             "negotiation.stall_warning_ms",
-            Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms", User;
+            Kind::Number { min: 100, max: 24 * HOUR_MS }, "5000", "ms", User;
         /// A tensor that waits longer than this for a rank ends the job; 0: never.
         stall_shutdown: Duration =
             "negotiation.stall_shutdown_ms",

@@ -128,11 +128,15 @@ impl Node {
     /// A rank of this node has not attached in time. The job can't go on without it.
     pub(crate) fn missed(&self, missing: &Missing, why: impl FnOnce(Rank, Option<u32>) -> Failure) {
         let rank = self.rank(missing.local_rank);
-        let elastic = self.config.elastic.as_ref();
-        let number = elastic.and_then(|elastic| elastic.worker(missing.local_rank)).map(Rank);
-        let pid = self.process_ends.pid(number.unwrap_or(rank));
-        let failure = why(rank, missing.pid.or(pid));
+        let failure = why(rank, missing.pid.or_else(|| self.pid_of(missing.local_rank)));
         metrics::failure(failure.kind);
         self.job.report(failure.host(self.config.host.clone()));
+    }
+
+    /// The process of a rank, if the agent has started it.
+    pub(crate) fn pid_of(&self, local_rank: u32) -> Option<u32> {
+        let elastic = self.config.elastic.as_ref();
+        let number = elastic.and_then(|elastic| elastic.worker(local_rank)).map(Rank);
+        self.process_ends.pid(number.unwrap_or(self.rank(local_rank)))
     }
 }
