@@ -87,6 +87,7 @@ from gradwire.torch._build import (
     rocm_built,
 )
 from gradwire.torch._compression import Compression, Compressor
+from gradwire.torch._consistency import check_consistent
 from gradwire.torch._functions import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch._move_ops import (
     allgather,
@@ -171,6 +172,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "check_consistent",
     "contributors",
     "cross_rank",
     "cross_size",
