@@ -44,8 +44,8 @@ const MAX_BYTES: u64 = 4 << 20;
 /// A part of the name of the thread's own file.
 const OWN: &str = "gradwire/_stacks.py";
 
-// SAFETY: the C library has this function with this signature. It accepts every number, and what the
-// handler does is the affair of those who have registered it.
+// SAFETY: the C library has this function with this signature. It accepts every number, and the
+// program that has registered a handler answers for what that does.
 unsafe extern "C" {
     /// Sends the calling thread a signal, and returns once its handler has returned.
     safe fn raise(signal: c_int) -> c_int;

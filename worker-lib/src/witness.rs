@@ -2,8 +2,8 @@
 //! waits. The daemon asks at any time, so a thread answers (`gw-witness`), and the watcher of the
 //! daemon's messages waits for nobody.
 //!
-//! Only a language binding knows the stacks of its threads. Without a binding, the daemon tells what
-//! the system knows.
+//! Only a language binding knows the stacks of its threads. Without a binding, the daemon tells
+//! what the system knows.
 
 use std::{
     io::Write as _,
