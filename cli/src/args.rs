@@ -7,7 +7,7 @@ use gradwire_bench::args::Bench;
 use gradwire_launcher::args::{ElasticOptions, JobOptions, SettingsOptions};
 use gradwire_settings::StopSignal;
 
-use crate::{algorithms, doctor, explain, lab, role::Role, status, trace};
+use crate::{algorithms, doctor, explain, lab, role::Role, status, trace, why};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -46,6 +46,9 @@ pub enum Command {
     /// Show the state of a running job.
     #[command(after_help = "Example: gradwire status --watch")]
     Status(status::Options),
+    /// Explain what a running job waits for: which ranks are missing, and what they do.
+    #[command(after_help = "Example: gradwire why")]
+    Why(why::Options),
     /// Watch a running job: hosts, ranks, links, stragglers.
     #[command(after_help = "Example: gradwire top")]
     Top {

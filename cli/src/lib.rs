@@ -14,6 +14,7 @@
 //! - [`status`]: `gradwire status`
 //! - [`top`]: `gradwire top`
 //! - [`trace`]: `gradwire trace`
+//! - [`why`]: `gradwire why`
 //! - [`job`]: a job that a command starts
 //! - [`role`]: the hidden commands
 //! - [`args`]: the command line
@@ -36,3 +37,4 @@ pub mod show;
 pub mod status;
 pub mod top;
 pub mod trace;
+pub mod why;

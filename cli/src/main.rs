@@ -13,7 +13,7 @@ use gradwire_cli::{
     job::{Files, discover, prepare, start},
     lab::become_lab,
     process::{block_on, environment, load, print},
-    show, status, top, trace,
+    show, status, top, trace, why,
 };
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
@@ -53,6 +53,11 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         Command::Status(status::Options { address, json, watch }) => {
             let address = find::coordinator(address.as_deref())?;
             block_on(status::run(&address, json, watch))??;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Why(options) => {
+            let address = find::coordinator(options.address.as_deref())?;
+            block_on(why::run(&address, &options))??;
             Ok(ExitCode::SUCCESS)
         }
         Command::Top { address } => {

@@ -54,6 +54,10 @@ pub enum Incoming {
     },
     /// A batch of the node's trace.
     Trace(Vec<u8>),
+    /// What the node's ranks do.
+    Explained(pb::Explained),
+    /// A tensor has waited too long for ranks of the node.
+    Overdue,
 }
 
 /// Checks a message of a node that has joined.
@@ -79,6 +83,9 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
             let reason = format!("{} bytes, more than {MAX_BATCH}", trace.batch.len());
             return Err(WireError::Invalid { field: "trace", reason });
         }
+        // The engine checks the ranks when it explains a wait.
+        Message::Explained(explained) => return Ok(Incoming::Explained(explained)),
+        Message::Overdue(pb::Overdue {}) => return Ok(Incoming::Overdue),
         Message::Ready(ready) => Event::Ready {
             connection,
             announcements: ready

@@ -115,6 +115,17 @@ impl Inspect for Inspection {
         Ok(Response::new(ReceiverStream::new(Self::watch(self)?).map(copied)))
     }
 
+    async fn explain(
+        &self,
+        request: Request<pb::ExplainRequest>,
+    ) -> Result<Response<pb::Explanation>, Status> {
+        let explained = self
+            .explain(request.get_ref().stacks)
+            .await
+            .ok_or_else(|| Status::unavailable(OVER))?;
+        Ok(Response::new(explained))
+    }
+
     type TraceStream = ReceiverStream<Result<pb::TracePart, Status>>;
 
     async fn trace(

@@ -54,6 +54,12 @@ pub(crate) enum Inbound {
     Event(Event),
     /// Tracing has started or stopped. If a node caused this, it waits for an answer.
     Traced { by: Option<ConnectionId> },
+    /// A node says what its ranks do.
+    Explained { connection: ConnectionId, explained: pb::Explained },
+    /// A tensor has waited too long for ranks of one node.
+    Overdue,
+    /// A request for an explanation of waits.
+    Explain(oneshot::Sender<pb::Explanation>),
     /// A request for the state.
     Inspect(oneshot::Sender<pb::StatusResponse>),
 }

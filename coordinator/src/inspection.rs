@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::pb::StatusResponse;
+use gradwire_proto::pb::{self, StatusResponse};
 use tokio::{
     sync::{Mutex, mpsc, oneshot},
     time::{Instant, sleep_until},
@@ -14,6 +14,7 @@ use tokio::{
 use tonic::Status;
 
 use crate::{
+    explanation::{self, Detail},
     inbox::Inbound,
     traces::{Traced, Traces},
     viewers::{INTERVAL, Viewers, Watched},
@@ -62,6 +63,17 @@ impl Inspection {
         let seen = self.with_page(seen.await.ok()?);
         *newest = Some((made, seen.clone()));
         Some(seen)
+    }
+
+    /// Why the job waits, with a text for people; `None` once the job is over. `stacks`: the text
+    /// has the whole stacks of all ranks.
+    pub async fn explain(&self, stacks: bool) -> Option<pb::Explanation> {
+        let (reply, explained) = oneshot::channel();
+        self.inbox.send(Inbound::Explain(reply)).await.ok()?;
+        let explained = explained.await.ok()?;
+        let detail = if stacks { Detail::Stacks } else { Detail::All };
+        let text = explanation::text(&explained, detail);
+        Some(pb::Explanation { text, ..explained })
     }
 
     /// A snapshot now and twice per second, until the job is over. The last one shows how it ended.

@@ -17,6 +17,8 @@
 //! - [`convert`]: between messages and the engine's types, checked (TRUST)
 //! - [`metrics`]: records metrics
 //! - `history`: recent decisions and events; pure
+//! - `explanation`: why the job waits, as text; pure
+//! - `explaining`: asks the nodes for explanations; pure
 //! - `inbox`: the messages from sessions to the runtime
 //! - [`session`]: the sessions of nodes: challenge, proof, messages
 //! - `heartbeat`: heartbeats in datagrams
@@ -51,6 +53,8 @@ mod agreement;
 mod connection;
 mod dispatch;
 mod error;
+mod explaining;
+mod explanation;
 mod heartbeat;
 mod history;
 mod inbox;

@@ -3,7 +3,11 @@
 //! Nothing here waits for a node. Each node has a bounded queue of messages, and a node that does
 //! not read them is lost (BOUND).
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use gradwire_proto::{
     Ending, Failure, JobId, NodeId, Secret,
@@ -28,6 +32,8 @@ use tonic::Status;
 use crate::{
     convert,
     engine::Engine,
+    explaining::Explaining,
+    explanation::{self, Detail},
     history::History,
     inbox::{Inbound, OUTBOX, OVER, Peer},
     metrics::{self, WaitMetrics},
@@ -126,6 +132,9 @@ pub(crate) struct Runtime {
     last_reports: Option<BTreeMap<u32, pb::NodeReport>>,
     waits: WaitMetrics,
     history: History,
+    explaining: Explaining,
+    /// The wait that is reported first.
+    stall_warning: Duration,
     /// The metrics endpoints of the daemons.
     daemons: Arc<[Target]>,
     health: Option<watch::Sender<Health>>,
@@ -159,6 +168,8 @@ impl Runtime {
             last_reports: None,
             waits: WaitMetrics::default(),
             history: History::default(),
+            explaining: Explaining::default(),
+            stall_warning: config.engine.stall_warning,
             daemons: Arc::default(),
             health: config.health,
             tasks,
@@ -182,7 +193,8 @@ impl Runtime {
         self.show();
         loop {
             let due = self.engine.next_deadline().map(|after| self.start + after);
-            let wake = due.map_or(next_beat, |due| due.min(next_beat));
+            let wakes = [Some(next_beat), due, self.explaining.deadline()];
+            let wake = wakes.into_iter().flatten().min().unwrap_or(next_beat);
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => {
@@ -208,6 +220,7 @@ impl Runtime {
                 next_beat = now + self.heartbeat_interval;
             }
             self.step(Event::Drained);
+            self.explained(now);
             self.show();
             if let Some(outcome) = self.outcome.take() {
                 turn_away(&mut inbox);
@@ -241,10 +254,54 @@ impl Runtime {
                 }
                 self.beat(self.traces.is_wanted(), |_| true);
             }
+            Inbound::Explain(reply) => self.explain(Some(reply), false),
+            Inbound::Overdue => self.explain(None, true),
+            Inbound::Explained { connection, explained } => {
+                if let Some(node) = self.nodes.get(&connection).and_then(|it| it.node) {
+                    self.explaining.answered(node, explained);
+                }
+            }
             Inbound::Inspect(reply) => {
                 // The caller may be gone.
                 let _ = reply.send(self.snapshot());
             }
+        }
+    }
+
+    /// Asks all nodes what their ranks do, for a viewer or for a report.
+    fn explain(&mut self, viewer: Option<oneshot::Sender<pb::Explanation>>, reports: bool) {
+        let nodes = self.nodes.values().filter_map(|session| session.node);
+        if let Some(question) = self.explaining.ask(viewer, reports, nodes, Instant::now()) {
+            let message = convert::message(Message::Explain(question));
+            self.send_to_world(&message);
+        }
+    }
+
+    /// Passes an explanation on, once the nodes have answered.
+    fn explained(&mut self, now: Instant) {
+        let Some(answered) = self.explaining.close(now) else { return };
+        let explanation = self.engine.explain(&answered.answers, self.start.elapsed());
+        if answered.reports
+            && self.engine.phase() == Phase::Running
+            && let Some(due) = self.explaining.due(&explanation, self.stall_warning)
+        {
+            let text = explanation::text(&due, Detail::Report);
+            tracing::warn!("{}", text.trim_end());
+            let waiting: BTreeSet<u32> =
+                due.waits.iter().flat_map(|wait| wait.waiting.iter().copied()).collect();
+            let stalled = pb::Stalled { text, ranks: waiting.into_iter().collect() };
+            self.send_to_world(&convert::message(Message::Stalled(stalled)));
+        }
+        for viewer in answered.viewers {
+            // It may be gone.
+            let _ = viewer.send(explanation.clone());
+        }
+    }
+
+    /// Sends every node of the world a message that need not arrive.
+    fn send_to_world(&self, message: &Arc<Broadcast>) {
+        for node in self.nodes.values().filter(|it| it.node.is_some() && !it.overrun) {
+            let _ = node.peer.outbox.try_send(Ok(message.clone()));
         }
     }
 
@@ -356,6 +413,13 @@ impl Runtime {
                     Severity::Warning => tracing::warn!("{text}"),
                 }
                 self.happened(text);
+                Vec::new()
+            }
+            Command::Stalled { texts } => {
+                for text in texts {
+                    self.happened(text);
+                }
+                self.explain(None, true);
                 Vec::new()
             }
             Command::Finish(outcome) => {

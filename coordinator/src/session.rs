@@ -216,6 +216,15 @@ where
                     self.context.traces.give(&batch);
                     Event::MessageReceived { connection }
                 }
+                Ok(Incoming::Explained(explained)) => {
+                    let _ =
+                        self.context.inbox.send(Inbound::Explained { connection, explained }).await;
+                    Event::MessageReceived { connection }
+                }
+                Ok(Incoming::Overdue) => {
+                    let _ = self.context.inbox.send(Inbound::Overdue).await;
+                    Event::MessageReceived { connection }
+                }
                 Err(error) => Event::Nonsense { connection, what: error.to_string() },
             };
             let _ = self.context.inbox.send(Inbound::Event(event)).await;

@@ -369,9 +369,252 @@ impl FailureKind {
         }
     }
 }
+/// The daemons and ranks are asked what they do. Each answers with the same number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Explain {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+}
+/// A rank answers.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Observed {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// the main thread first; empty: only the system knows them
+    #[prost(message, repeated, tag = "2")]
+    pub threads: ::prost::alloc::vec::Vec<ThreadStack>,
+}
+/// A thread of a rank and what it does now.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ThreadStack {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// such as "train.py:12 in step", the innermost first
+    #[prost(string, repeated, tag = "2")]
+    pub frames: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// A node answers.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Explained {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// all ranks of the node, ascending
+    #[prost(message, repeated, tag = "2")]
+    pub ranks: ::prost::alloc::vec::Vec<RankState>,
+    /// at most 100, those that have waited longest
+    #[prost(message, repeated, tag = "3")]
+    pub partly: ::prost::alloc::vec::Vec<PartlySubmitted>,
+}
+/// A tensor that some ranks of the node have submitted, and others have not.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PartlySubmitted {
+    #[prost(uint32, tag = "1")]
+    pub process_set: u32,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub waiting_ms: u64,
+    /// ranks of the node, ascending
+    #[prost(uint32, repeated, tag = "4")]
+    pub submitted: ::prost::alloc::vec::Vec<u32>,
+    /// ranks of the node, ascending
+    #[prost(uint32, repeated, tag = "5")]
+    pub missing: ::prost::alloc::vec::Vec<u32>,
+    /// it concerns only a sender and a receiver
+    #[prost(bool, tag = "6")]
+    pub is_pair: bool,
+}
+/// What a rank does.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RankState {
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    /// 0 if it is not known
+    #[prost(uint32, tag = "2")]
+    pub pid: u32,
+    #[prost(enumeration = "Doing", tag = "3")]
+    pub doing: i32,
+    /// of one core, while it was observed
+    #[prost(float, tag = "4")]
+    pub cpu: f32,
+    /// the kernel's function in which its main thread sleeps
+    #[prost(string, tag = "5")]
+    pub call: ::prost::alloc::string::String,
+    /// whether the process itself has answered
+    #[prost(bool, tag = "6")]
+    pub answered: bool,
+    /// the last ones that it has submitted, the newest first
+    #[prost(message, repeated, tag = "7")]
+    pub recent: ::prost::alloc::vec::Vec<RecentOperation>,
+    /// the main thread first
+    #[prost(message, repeated, tag = "8")]
+    pub threads: ::prost::alloc::vec::Vec<ThreadStack>,
+    /// the number of its operations
+    #[prost(uint64, tag = "9")]
+    pub submitted: u64,
+    /// set by the coordinator
+    #[prost(string, tag = "10")]
+    pub host: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecentOperation {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// such as allreduce
+    #[prost(string, tag = "2")]
+    pub call: ::prost::alloc::string::String,
+    /// since it was submitted
+    #[prost(uint64, tag = "3")]
+    pub age_ms: u64,
+    #[prost(enumeration = "Outcome", tag = "4")]
+    pub outcome: i32,
+}
+/// Why the job waits.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Explanation {
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+    /// as in StatusResponse
+    #[prost(string, tag = "2")]
+    pub phase: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
+    /// those that have lasted longest first, at most 100
+    #[prost(message, repeated, tag = "4")]
+    pub waits: ::prost::alloc::vec::Vec<Wait>,
+    #[prost(uint64, tag = "5")]
+    pub wait_count: u64,
+    /// ascending
+    #[prost(message, repeated, tag = "6")]
+    pub ranks: ::prost::alloc::vec::Vec<RankState>,
+    /// in the order of their ranks
+    #[prost(string, repeated, tag = "7")]
+    pub hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// of each host
+    #[prost(uint32, repeated, tag = "8")]
+    pub first_ranks: ::prost::alloc::vec::Vec<u32>,
+    /// those that have not answered
+    #[prost(string, repeated, tag = "9")]
+    pub silent_hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// the same for people
+    #[prost(string, tag = "10")]
+    pub text: ::prost::alloc::string::String,
+}
+/// A tensor that some ranks have submitted, and others have not.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Wait {
+    #[prost(uint32, tag = "1")]
+    pub process_set: u32,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub waiting_ms: u64,
+    /// the ranks that have submitted it
+    #[prost(uint32, repeated, tag = "4")]
+    pub waiting: ::prost::alloc::vec::Vec<u32>,
+    /// the ranks that have not
+    #[prost(uint32, repeated, tag = "5")]
+    pub missing: ::prost::alloc::vec::Vec<u32>,
+}
+/// A tensor has waited too long. For the ranks that wait for it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Stalled {
+    #[prost(string, tag = "1")]
+    pub text: ::prost::alloc::string::String,
+    /// who gets it, ascending; empty in a message to a rank
+    #[prost(uint32, repeated, tag = "2")]
+    pub ranks: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExplainRequest {
+    /// whether the text has the whole stacks of all ranks
+    #[prost(bool, tag = "1")]
+    pub stacks: bool,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Doing {
+    Unknown = 0,
+    Running = 1,
+    Sleeping = 2,
+    /// it waits for a disk or a file system
+    Uninterruptible = 3,
+    /// by a signal or a debugger
+    Stopped = 4,
+    /// its process has ended
+    Gone = 5,
+    /// it has not joined the job
+    Absent = 6,
+    /// it has left the job
+    Left = 7,
+}
+impl Doing {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unknown => "DOING_UNKNOWN",
+            Self::Running => "DOING_RUNNING",
+            Self::Sleeping => "DOING_SLEEPING",
+            Self::Uninterruptible => "DOING_UNINTERRUPTIBLE",
+            Self::Stopped => "DOING_STOPPED",
+            Self::Gone => "DOING_GONE",
+            Self::Absent => "DOING_ABSENT",
+            Self::Left => "DOING_LEFT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "DOING_UNKNOWN" => Some(Self::Unknown),
+            "DOING_RUNNING" => Some(Self::Running),
+            "DOING_SLEEPING" => Some(Self::Sleeping),
+            "DOING_UNINTERRUPTIBLE" => Some(Self::Uninterruptible),
+            "DOING_STOPPED" => Some(Self::Stopped),
+            "DOING_GONE" => Some(Self::Gone),
+            "DOING_ABSENT" => Some(Self::Absent),
+            "DOING_LEFT" => Some(Self::Left),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Outcome {
+    InFlight = 0,
+    Done = 1,
+    Failed = 2,
+}
+impl Outcome {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::InFlight => "OUTCOME_IN_FLIGHT",
+            Self::Done => "OUTCOME_DONE",
+            Self::Failed => "OUTCOME_FAILED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OUTCOME_IN_FLIGHT" => Some(Self::InFlight),
+            "OUTCOME_DONE" => Some(Self::Done),
+            "OUTCOME_FAILED" => Some(Self::Failed),
+            _ => None,
+        }
+    }
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeMessage {
-    #[prost(oneof = "node_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(
+        oneof = "node_message::Message",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 15"
+    )]
     pub message: ::core::option::Option<node_message::Message>,
 }
 /// Nested message and enum types in `NodeMessage`.
@@ -398,11 +641,15 @@ pub mod node_message {
         Trace(super::Trace),
         #[prost(message, tag = "10")]
         Stuck(super::Stuck),
+        #[prost(message, tag = "14")]
+        Explained(super::Explained),
+        #[prost(message, tag = "15")]
+        Overdue(super::Overdue),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CoordinatorMessage {
-    #[prost(oneof = "coordinator_message::Message", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "coordinator_message::Message", tags = "1, 2, 3, 4, 5, 6, 10, 11")]
     pub message: ::core::option::Option<coordinator_message::Message>,
 }
 /// Nested message and enum types in `CoordinatorMessage`.
@@ -421,6 +668,10 @@ pub mod coordinator_message {
         Shutdown(super::Shutdown),
         #[prost(message, tag = "6")]
         Heartbeat(super::Heartbeat),
+        #[prost(message, tag = "10")]
+        Explain(super::Explain),
+        #[prost(message, tag = "11")]
+        Stalled(super::Stalled),
     }
 }
 /// Random bytes. The joining node must prove the job's secret over them.
@@ -913,6 +1164,9 @@ pub struct StuckRank {
     #[prost(uint32, tag = "5")]
     pub in_flight: u32,
 }
+/// A tensor has waited too long for ranks of this node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Overdue {}
 /// Ranks that leave cleanly.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Leave {
@@ -1354,7 +1608,7 @@ pub struct TraceTrack {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerMessage {
-    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub message: ::core::option::Option<worker_message::Message>,
 }
 /// Nested message and enum types in `WorkerMessage`.
@@ -1373,13 +1627,15 @@ pub mod worker_message {
         Allocated(super::Allocated),
         #[prost(message, tag = "6")]
         DropSegment(super::DropSegment),
+        #[prost(message, tag = "7")]
+        Observed(super::Observed),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DaemonMessage {
     #[prost(
         oneof = "daemon_message::Message",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14"
     )]
     pub message: ::core::option::Option<daemon_message::Message>,
 }
@@ -1411,6 +1667,10 @@ pub mod daemon_message {
         Later(super::Later),
         #[prost(message, tag = "12")]
         Changed(super::MembershipChanged),
+        #[prost(message, tag = "13")]
+        Explain(super::Explain),
+        #[prost(message, tag = "14")]
+        Stalled(super::Stalled),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

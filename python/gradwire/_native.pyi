@@ -903,6 +903,37 @@ class Session:
             GradwireError: The vote failed.
         """
 
+def offer_stacks(signal: int | None, main: int, package: str) -> None:
+    """
+    Answers questions about the stacks of this process from now on.
+
+    Args:
+        signal: The signal whose handler writes the stacks of all threads; None: there is none.
+        main: The identifier of the main thread.
+        package: The folder of this package.
+    """
+
+def open_stacks() -> tuple[int, int, int, int]:
+    """
+    Makes what `gradwire._stacks` and this module use to talk to each other.
+
+    Returns:
+        File descriptors: the pipe of requests, to read; the pipe of answers, to write; a file
+        for stacks that the thread writes; a file for stacks that the signal's handler writes.
+        They stay open as long as the process lives.
+
+    Raises:
+        OSError: The system has no descriptors left.
+    """
+
+def take_report() -> str | None:
+    """
+    Takes the report that the thread has been asked to show.
+
+    Returns:
+        The report, or None if it has been shown otherwise.
+    """
+
 def why_not_alone(command: str, script: str) -> str | None:
     """
     Explains why this process may not be the only rank of a job: another starter, such as srun,

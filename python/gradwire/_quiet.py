@@ -16,6 +16,7 @@ from types import FrameType
 # Threads that do one thing only, by the end of a file name and a function in it. What waits behind
 # a gate of `_staging` is known otherwise.
 _HELPERS = (
+    ("gradwire/_stacks.py", "_serve"),
     ("gradwire/_staging.py", "_serve"),
     ("gradwire/torch/distributed/_threads.py", "_finish"),
     ("tqdm/_monitor.py", "run"),

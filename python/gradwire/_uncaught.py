@@ -66,13 +66,13 @@ def watch() -> None:
         if getattr(sys, "last_value", None) is error:
             _note(error)
             _tell_before_waiting()
-        _announce()
+        announce()
         with shortened(error) as ours:
             in_main(kind, error, error.__traceback__ if ours else trace)
 
     def thread(args: threading.ExceptHookArgs) -> None:
         error = args.exc_value
-        _announce()
+        announce()
         with shortened(error) as ours:
             if ours and error is not None:
                 given = (args.exc_type, error, error.__traceback__, args.thread)
@@ -103,10 +103,10 @@ def _tell_before_waiting() -> None:
             register(tell)
 
 
-def _announce() -> None:
-    """Tells the agent that an error follows on standard error.
+def announce() -> None:
+    """Tells the agent that an error or a report follows on standard error.
 
-    ``gradwire run`` shows errors that several ranks write alike only once. The agent names the pipe
+    ``gradwire run`` shows lines that several ranks write alike only once. The agent names the pipe
     that it reads: this process may write to a file or to another pipe.
     """
     pipe = os.environ.get(_STDERR)

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gradwire import _native, _start, _uncaught, _variables
+from gradwire import _native, _stacks, _start, _uncaught, _variables
 from gradwire._arguments import whole_number, whole_numbers
 from gradwire._errors import (
     Forked,
@@ -256,6 +256,7 @@ def init(
         try:
             _start.prepare()
             made = _native.Session.attach()
+            _stacks.start()
         except BaseException as error:
             better = _start.explain_lost_daemon(error) if isinstance(error, PeerLost) else None
             _start.clear_variables(left=False, attached=False)

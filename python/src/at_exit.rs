@@ -2,7 +2,7 @@
 //! `atexit` can't distinguish `sys.exit(3)` from success.
 //!
 //! The C library passes the code to functions registered with `on_exit`, after the interpreter has
-//! ended. This module and `dlpack` are the only ones in this crate with `unsafe`.
+//! ended.
 
 use std::{
     ffi::{c_int, c_void},

@@ -9,9 +9,10 @@
 //! - errors are Python exceptions with the cause, the rank, the host and the tensor.
 //!
 //! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
-//! (waiting for them), `stuck` (finding out that nothing else goes on), `gate` (starting them
-//! later), `process_set`, `elastic` (from one epoch of the job to the next), `buffer`, `adoption`
-//! and `dlpack` (memory), `at_exit` (leaving with the exit code), `interruptible`, `error`.
+//! (waiting for them), `stuck` (finding out that nothing else goes on), `stacks` (what all threads
+//! do, for explanations of waits), `gate` (starting them later), `process_set`, `elastic` (from one
+//! epoch of the job to the next), `buffer`, `adoption` and `dlpack` (memory), `at_exit` (leaving
+//! with the exit code), `interruptible`, `error`.
 
 #![deny(unsafe_code)]
 
@@ -34,13 +35,17 @@ mod interruptible;
 mod options;
 mod process_set;
 mod session;
+#[expect(unsafe_code, reason = "declares a function of the C library")]
+mod stacks;
 mod stuck;
 
 /// The module `gradwire._native`.
 #[pymodule(name = "_native", gil_used = true)]
 mod native {
     use gradwire_worker::starters::{self, Program};
-    use pyo3::pyfunction;
+    use pyo3::{PyResult, pyfunction};
+
+    use crate::stacks;
 
     #[pymodule_export]
     use crate::{
@@ -63,6 +68,40 @@ mod native {
         let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
         let program = Program { command, torchrun: Some(script) };
         starters::refusal(&variables.collect(), &program).map(|refusal| refusal.to_string())
+    }
+
+    /// Makes what `gradwire._stacks` and this module use to talk to each other.
+    ///
+    /// Returns:
+    ///     File descriptors: the pipe of requests, to read; the pipe of answers, to write; a file
+    ///     for stacks that the thread writes; a file for stacks that the signal's handler writes.
+    ///     They stay open as long as the process lives.
+    ///
+    /// Raises:
+    ///     OSError: The system has no descriptors left.
+    #[pyfunction]
+    fn open_stacks() -> PyResult<(i32, i32, i32, i32)> {
+        Ok(stacks::open()?)
+    }
+
+    /// Answers questions about the stacks of this process from now on.
+    ///
+    /// Args:
+    ///     signal: The signal whose handler writes the stacks of all threads; None: there is none.
+    ///     main: The identifier of the main thread.
+    ///     package: The folder of this package.
+    #[pyfunction]
+    fn offer_stacks(signal: Option<i32>, main: u64, package: String) {
+        stacks::offer(signal, main, package);
+    }
+
+    /// Takes the report that the thread has been asked to show.
+    ///
+    /// Returns:
+    ///     The report, or None if it has been shown otherwise.
+    #[pyfunction]
+    fn take_report() -> Option<String> {
+        stacks::take_report()
     }
 
     /// The version of the package and its programs.

@@ -135,7 +135,7 @@ sections! {
         /// again each time that its wait has doubled.
         stall_warning: Duration =
             "negotiation.stall_warning_ms",
-            Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms", User;
+            Kind::Number { min: 100, max: 24 * HOUR_MS }, "5000", "ms", User;
         /// A tensor that waits longer than this for a rank ends the job; 0: never.
         stall_shutdown: Duration =
             "negotiation.stall_shutdown_ms",

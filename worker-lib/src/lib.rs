@@ -195,6 +195,7 @@ mod waiting;
 mod waits;
 mod wakers;
 mod watch;
+pub mod witness;
 
 pub use adopted::{Adoption, Preparation};
 pub use builder::SessionBuilder;

@@ -23,10 +23,11 @@ use crate::{
     link::{self, LinkError},
     results,
     shared::{Shared, Unwatched},
+    witness,
 };
 
 /// The names of a session's threads. None of them starts operations.
-pub(crate) const THREADS: [&str; 3] = [WATCH, BEATS, RESULTS];
+pub(crate) const THREADS: [&str; 4] = [WATCH, BEATS, RESULTS, witness::NAME];
 const WATCH: &str = "gw-watch";
 const BEATS: &str = "gw-beat";
 const RESULTS: &str = "gw-results";
@@ -85,7 +86,7 @@ pub(crate) fn spawn(
     started.map_err(|source| GradwireError::System { what: "a thread", source })
 }
 
-fn watch(shared: &Shared, request: &mpsc::Sender<(Request, pb::Allocate)>) {
+fn watch(shared: &Arc<Shared>, request: &mpsc::Sender<(Request, pb::Allocate)>) {
     let _unwatched = Unwatched(shared);
     let end = loop {
         match link::receive(&shared.stream) {
@@ -112,6 +113,8 @@ fn watch(shared: &Shared, request: &mpsc::Sender<(Request, pb::Allocate)>) {
                     return shared.finish_stopped(Ending::Failed(failure.into()));
                 }
                 Message::Detached(_) => break Ending::Finished,
+                Message::Explain(asked) => witness::answer(shared, asked.number),
+                Message::Stalled(stalled) => witness::show(stalled.text),
                 Message::Changed(pb::MembershipChanged { added, removed }) => {
                     shared.wants(Change { added, removed });
                 }

@@ -108,6 +108,13 @@ impl Agreement {
         Some((tensor.set, tensor.name.as_str(), tensor.missing(set)))
     }
 
+    /// The ranks that have submitted a tensor. Joined ranks have not.
+    pub(crate) fn waiting(&self, slot: Slot) -> Option<(ProcessSetId, &str, Vec<Rank>)> {
+        let tensor = self.table.get(slot)?;
+        let set = self.sets.get(tensor.set)?;
+        Some((tensor.set, tensor.name.as_str(), tensor.submitted(set)))
+    }
+
     /// The name of the tensor in a slot.
     pub(crate) fn name(&self, slot: Slot) -> Option<&str> {
         self.table.get(slot).map(|tensor| tensor.name.as_str())

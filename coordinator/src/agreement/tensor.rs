@@ -249,6 +249,13 @@ impl Tensor {
         concerned.iter().copied().filter(|rank| answered.binary_search(rank).is_err()).collect()
     }
 
+    /// The ranks that have submitted it, ascending.
+    pub(super) fn submitted(&self, set: &ProcessSet) -> Vec<Rank> {
+        let silent = self.silent(set);
+        let concerned = self.concerned(set);
+        concerned.iter().copied().filter(|rank| silent.binary_search(rank).is_err()).collect()
+    }
+
     /// Whether all ranks that have not joined have submitted it.
     pub(super) fn is_complete(&self, set: &ProcessSet) -> bool {
         if self.since.is_none() {

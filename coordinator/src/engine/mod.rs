@@ -8,6 +8,7 @@
 //! with [`Event::Drained`], so tensors that become ready together are answered together.
 
 mod deadlock;
+mod explain;
 mod stall;
 
 use std::{sync::Arc, time::Duration};
@@ -268,10 +269,15 @@ impl Engine {
         if let Some(failure) = self.stall.too_long(now, &self.agreement, members) {
             return self.membership.fail(failure, now, out);
         }
-        let lines = self.stall.look(now, &self.agreement, &self.dispatch.flight, members);
-        out.reason = lines.join("; ");
+        let late = self.stall.look(now, &self.agreement, &self.dispatch.flight, members);
+        out.reason = [&late.tensors[..], &late.operations].concat().join("; ");
+        if !late.tensors.is_empty() {
+            out.commands.push(Command::Stalled { texts: late.tensors });
+        }
         out.commands.extend(
-            lines.into_iter().map(|text| Command::Report { severity: Severity::Warning, text }),
+            late.operations
+                .into_iter()
+                .map(|text| Command::Report { severity: Severity::Warning, text }),
         );
     }
 

@@ -12,10 +12,19 @@ use crate::{
 /// The missing ranks of a process set.
 type Missing = (ProcessSetId, Vec<Rank>);
 
+/// What is late, in lines.
+#[derive(Debug, Default)]
+pub(crate) struct Late {
+    /// One for all tensors that wait for the same ranks.
+    pub(crate) tensors: Vec<String>,
+    /// One for each operation that was sent out.
+    pub(crate) operations: Vec<String>,
+}
+
 /// When to check next, and how many tensors are stalled.
 ///
-/// A wait is reported when it has lasted one limit, two limits, and so on. Checks are at least a
-/// tenth of a limit apart, so waits that began together are reported together.
+/// A wait is reported when it has lasted one limit, two limits, four, and so on. Checks are at
+/// least a tenth of a limit apart, so waits that began together are reported together.
 #[derive(Debug)]
 pub(crate) struct Stall {
     limit: Duration,
@@ -47,19 +56,21 @@ impl Stall {
         self.next
     }
 
-    fn limits(&self, since: Duration, at: Duration) -> u32 {
-        (at.saturating_sub(since).as_nanos() / self.limit.as_nanos().max(1)) as u32
+    /// How often a wait must have been reported by the time `at`.
+    fn reports(&self, since: Duration, at: Duration) -> u32 {
+        let limits = at.saturating_sub(since).as_nanos() / self.limit.as_nanos().max(1);
+        limits.checked_ilog2().map_or(0, |doublings| doublings + 1)
     }
 
     /// Whether a wait must be reported now; updates the time of the next check.
     fn is_due(&self, since: Duration, now: Duration, next: &mut Option<Duration>) -> bool {
-        let passed = self.limits(since, now);
-        let mut at = since + self.limit * passed.saturating_add(1);
+        let passed = self.reports(since, now);
+        let mut at = since.saturating_add(self.limit.saturating_mul(1 << passed.min(31)));
         if !self.shutdown.is_zero() {
             at = at.min(since + self.shutdown);
         }
         *next = Some(next.map_or(at, |next| next.min(at)));
-        passed > self.limits(since, self.last)
+        passed > self.reports(since, self.last)
     }
 
     /// The failure of a job in which a tensor has waited too long for its ranks.
@@ -88,30 +99,29 @@ impl Stall {
         Some(Failure::new(FailureKind::Timeout, what).tensor(name).hint(hint))
     }
 
-    /// Returns one line for all tensors that wait for the same ranks, and one for each operation
-    /// that is late.
+    /// What is late now.
     pub(crate) fn look(
         &mut self,
         now: Duration,
         agreement: &Agreement,
         flight: &Flight,
         members: &Members,
-    ) -> Vec<String> {
+    ) -> Late {
         if self.next.is_none_or(|next| now < next) {
-            return Vec::new();
+            return Late::default();
         }
         let mut next = None;
         let mut stalled = 0;
         let mut late: BTreeMap<Missing, Vec<(Duration, &str)>> = BTreeMap::new();
         for (slot, since, _) in agreement.table.pending() {
-            stalled += usize::from(self.limits(since, now) > 0);
+            stalled += usize::from(self.reports(since, now) > 0);
             if self.is_due(since, now, &mut next)
                 && let Some((set, name, missing)) = agreement.missing(slot)
             {
                 late.entry((set, missing)).or_default().push((since, name));
             }
         }
-        let mut lines: Vec<String> = late
+        let tensors: Vec<String> = late
             .into_iter()
             .map(|((set, missing), mut tensors)| {
                 tensors.sort_unstable();
@@ -132,6 +142,7 @@ impl Stall {
                 format!("{noun} {names}{place} {have} waited {waited} for {ranks}")
             })
             .collect();
+        let mut operations = Vec::new();
         for (sequence, flying) in flight.iter() {
             if self.is_due(flying.since, now, &mut next) {
                 let slow = members.iter().filter(|(node, _)| flying.has(*node));
@@ -139,13 +150,14 @@ impl Stall {
                 let time = text::seconds(now.saturating_sub(flying.since));
                 let noun = if slow.len() == 1 { "host" } else { "hosts" };
                 let place = format!("{noun} {}", slow.join(", "));
-                lines.push(format!("operation {sequence} is not done on {place} after {time}"));
+                operations
+                    .push(format!("operation {sequence} is not done on {place} after {time}"));
             }
         }
         self.stalled = stalled;
         self.last = now;
         self.next = next.map(|next| next.max(now + self.first_limit() / 10));
-        lines
+        Late { tensors, operations }
     }
 }
 

@@ -258,6 +258,11 @@ pub enum Command {
         /// One line.
         text: String,
     },
+    /// Explain waits that have lasted too long to the operator and to the ranks that wait.
+    Stalled {
+        /// One line for all tensors that wait for the same ranks.
+        texts: Vec<String>,
+    },
     /// The job is over; nothing follows.
     Finish(Ending),
 }

@@ -171,15 +171,23 @@ pub(crate) fn output(output: &Output) -> String {
             Command::Report { severity: Severity::Warning, text: line } => {
                 writeln!(text, "warning: {line}")
             }
+            Command::Stalled { texts } => {
+                texts.iter().try_for_each(|line| writeln!(text, "stalled: {line}"))
+            }
             Command::Finish(Ending::Finished) => writeln!(text, "finish: finished"),
             Command::Finish(Ending::Failed(f)) => writeln!(text, "finish: failed: {:?}", f.kind),
         };
     }
     // The reason repeats the text of a report, a refusal or an abort.
-    let reported = output
-        .commands
-        .iter()
-        .any(|c| matches!(c, Command::Report { .. } | Command::Refuse { .. } | Command::Abort(_)));
+    let reported = output.commands.iter().any(|c| {
+        matches!(
+            c,
+            Command::Report { .. }
+                | Command::Stalled { .. }
+                | Command::Refuse { .. }
+                | Command::Abort(_)
+        )
+    });
     if !output.reason.is_empty() && !reported {
         // Predictions of the cost model may change.
         let parts = output.reason.split("; ").filter(|part| !part.contains(" predicted for "));

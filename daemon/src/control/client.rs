@@ -23,6 +23,7 @@ use tonic::Status;
 use super::{
     connect::{Introduction, Messages, from_status, lost, open},
     dispatch::Dispatcher,
+    explain,
     liveness::Liveness,
     registry,
 };
@@ -221,6 +222,10 @@ impl Session<'_> {
                     let heartbeat = pb::Heartbeat { report, ..self.liveness.heartbeat() };
                     rest.push(node_message::Message::Heartbeat(heartbeat));
                 }
+                Outgoing::Explained(explained) => {
+                    rest.push(node_message::Message::Explained(*explained));
+                }
+                Outgoing::Overdue => rest.push(node_message::Message::Overdue(pb::Overdue {})),
                 Outgoing::Stuck(stuck) => rest.push(node_message::Message::Stuck(stuck)),
                 Outgoing::Sampled => {
                     // At once: the announcements that follow belong to the step.
@@ -330,6 +335,12 @@ impl Session<'_> {
                 if let Some((round_trip, clock)) = received {
                     metrics::heartbeat(round_trip, clock);
                 }
+            }
+            Some(coordinator_message::Message::Explain(asked)) => {
+                explain::answer(&dispatcher.node, asked.number);
+            }
+            Some(coordinator_message::Message::Stalled(stalled)) => {
+                explain::pass_on(&dispatcher.node, &stalled);
             }
             // A message of a later release. The protocol version is the same, so the message can be
             // ignored.

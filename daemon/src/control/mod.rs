@@ -1,5 +1,5 @@
 //! Executes the decisions of the coordinator: the stream to it, and all that depends on the stream.
-//! Runs on the control thread, except `heartbeat`, `report` and `trace`.
+//! Runs on the control thread, except `heartbeat`, `report`, `explain` and `trace`.
 //!
 //! - `liveness`: when the coordinator last sent a message, and the offset of its clock
 //! - `connect`: opens the stream to the coordinator
@@ -11,6 +11,7 @@
 //! - `notices`: what the launcher's agent tells this daemon
 //! - `report`: reports on this node for viewers of the job
 //! - `stuck`: finds out that no rank of this node can go on
+//! - `explain`: what the ranks of this node do, for explanations of waits
 //! - `trace` and `sending`: this node's part of a trace
 //! - `heartbeat`: heartbeats to and from the coordinator
 //! - `dispatch`: executes the orders of the coordinator
@@ -20,6 +21,7 @@ mod at_once;
 pub(crate) mod client;
 pub(crate) mod connect;
 pub(crate) mod dispatch;
+pub(crate) mod explain;
 pub(crate) mod heartbeat;
 pub(crate) mod liveness;
 mod mesh;

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Failure, FailureKind, NodeId, Rank, Request, Sequence, TensorName, pb};
+use gradwire_proto::{Failure, FailureKind, NodeId, Rank, Sequence, TensorName, pb};
 use gradwire_shm::control::Completion;
 use gradwire_telemetry::Collect;
 use gradwire_trace::{Event, Kind, Recorder, Tracer, Track, time};
@@ -35,7 +35,10 @@ use crate::{
     ops::{OperationManager, OverdueAllocation},
     queue::{Removed, Stalled, TensorQueue},
     transport::paths::Paths,
-    workers::{outbox::OutboxError, process_ends::ProcessEnds, slots::Workers, worker::Worker},
+    workers::{
+        observations::Observations, outbox::OutboxError, process_ends::ProcessEnds, slots::Workers,
+        worker::Worker,
+    },
 };
 
 const NAMES: usize = 3;
@@ -75,6 +78,7 @@ pub(crate) struct Node {
     /// The recorder for all threads except lanes.
     pub(crate) recorder: Recorder,
     pub(crate) sending: Arc<Sending>,
+    pub(crate) observations: Observations,
     pub(crate) liveness: Arc<Liveness>,
     /// The retransmitted packets at the time when the last probes were ordered.
     pub(crate) retransmits: AtomicU64,
@@ -102,6 +106,7 @@ impl Node {
             recorder: tracer.recorder(Track::Control),
             tracer,
             sending: Arc::default(),
+            observations: Observations::default(),
             liveness: Arc::new(Liveness::new()),
             retransmits: AtomicU64::new(0),
             last_answer: AtomicU64::new(0),
@@ -217,30 +222,13 @@ impl Node {
         Some(format!("waiting for its result of tensor '{name}': wait for every handle first"))
     }
 
-    /// Reports tensors that have waited too long for ranks of this node (WAIT).
+    /// Tells the coordinator if a tensor has waited too long for ranks of this node (WAIT): the
+    /// coordinator does not know such tensors, and asks all nodes about them.
     pub(crate) fn report_stalls(&self, now: Instant) {
         let limit = self.config.stall_warning;
         metrics::stalled(self.queue().map_or(0, |queue| queue.overdue(now, limit)));
-        let stalled = self.queue().map(|queue| queue.stalled(now, limit));
-        for Stalled { missing, waited, names } in stalled.unwrap_or_default() {
-            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-            if names == [Request::INIT] {
-                let (seconds, missing) = (waited.as_secs_f64(), missing.join(", "));
-                let host = &self.config.host;
-                tracing::warn!(
-                    "the other ranks wait {seconds:.1} s for rank {missing} on host {host} to call \
-                     init()"
-                );
-                continue;
-            }
-            let more = names.len().saturating_sub(NAMES);
-            let names: Vec<String> = names.iter().take(NAMES).map(|n| format!("'{n}'")).collect();
-            let (seconds, host) = (waited.as_secs_f64(), &self.config.host);
-            let (names, missing) = (names.join(", "), missing.join(", "));
-            let and_more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            tracing::warn!(
-                "tensor {names}{and_more} waited {seconds:.1} s for rank {missing} on host {host}"
-            );
+        if self.queue().is_some_and(|queue| queue.must_report(now, limit)) {
+            self.job.send(Outgoing::Overdue);
         }
     }
 
@@ -248,7 +236,7 @@ impl Node {
     pub(crate) fn end_stall(&self, now: Instant) {
         let limit = self.config.stall_shutdown;
         let longest = self.queue().filter(|_| !limit.is_zero()).and_then(|q| q.longest_wait(now));
-        let Some(Stalled { missing, waited, names }) = longest.filter(|it| it.waited >= limit)
+        let Some(Stalled { missing, waited, name }) = longest.filter(|it| it.waited >= limit)
         else {
             return;
         };
@@ -260,7 +248,7 @@ impl Node {
         );
         let failure = Failure::new(FailureKind::Timeout, what)
             .host(self.config.host.clone())
-            .tensor(names.concat())
+            .tensor(name)
             .hint("see what those ranks do; make the same calls on all ranks");
         self.job.report(failure);
     }

@@ -133,17 +133,10 @@ impl Node {
         }
     }
 
-    /// The process that the agent has started as this rank.
-    fn launched(&self, local_rank: u32) -> Option<u32> {
-        let elastic = self.config.elastic.as_ref();
-        let number = elastic.and_then(|elastic| elastic.worker(local_rank)).map(Rank);
-        self.process_ends.pid(number.unwrap_or(self.rank(local_rank)))
-    }
-
     /// The failure of a worker whose connection has ended without a message. `end` is how the
     /// process of its rank ended, if it has.
     pub(crate) fn died(&self, worker: &Worker, end: Option<ProcessEnd>) -> Failure {
-        worker.died(end, self.launched(worker.local_rank))
+        worker.died(end, self.pid_of(worker.local_rank))
     }
 
     /// The ranks of this node that may come and are not attached yet.
@@ -151,7 +144,7 @@ impl Node {
         let elastic = self.config.elastic.as_ref();
         let missing = self.workers.missing().map(|(local_rank, pid)| {
             let is_survivor = elastic.is_some_and(|elastic| elastic.is_survivor(local_rank));
-            Missing { local_rank, pid: pid.or_else(|| self.launched(local_rank)), is_survivor }
+            Missing { local_rank, pid: pid.or_else(|| self.pid_of(local_rank)), is_survivor }
         });
         missing.collect()
     }
@@ -161,5 +154,12 @@ impl Node {
         let failure = overdue.failure(self.rank(missing.local_rank), missing.pid);
         metrics::failure(failure.kind);
         self.job.report(failure.host(self.config.host.clone()));
+    }
+
+    /// The process that the agent has started as this rank, if it has.
+    pub(crate) fn pid_of(&self, local_rank: u32) -> Option<u32> {
+        let elastic = self.config.elastic.as_ref();
+        let number = elastic.and_then(|elastic| elastic.worker(local_rank)).map(Rank);
+        self.process_ends.pid(number.unwrap_or(self.rank(local_rank)))
     }
 }

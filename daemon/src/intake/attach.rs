@@ -52,6 +52,7 @@ use crate::{
         activity::RankActivity,
         outbox::Outbox,
         process_state::descends_from,
+        recent::Recent,
         slots::{ClaimError, Slot},
         worker::{Worker, brief, send},
     },
@@ -287,6 +288,7 @@ impl Session {
             memory: WorkerMemory::default(),
             completions,
             activity: RankActivity::new(rank, activity),
+            recent: Recent::default(),
             trace,
             outbox: Outbox::new(self.stream.try_clone().map_err(no_descriptor)?),
         });
@@ -353,6 +355,9 @@ impl Session {
                     if let Err(why) = submit::allocated(&self.node, worker, &allocated) {
                         break Some(worker.sent_nonsense(&why));
                     }
+                }
+                Ok(Some((Request::Observed(observed), _))) => {
+                    self.node.observations.answered(worker.local_rank, observed);
                 }
                 Ok(Some((Request::Detach(_), _))) => {
                     if let Some(why) = self.node.needed_for(worker.local_rank) {

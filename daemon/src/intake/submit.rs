@@ -40,6 +40,7 @@ pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Resu
     metrics::submission(submission.request.collective, submission.origin);
     let set = ProcessSetId(submission.process_set);
     let (ticket, name) = (submission.ticket, submission.name.clone());
+    worker.recent.submitted(ticket, name.clone(), submission.request.collective);
     if node.recorder.is_on() {
         let event = Event::new(Kind::Read, time::now_ns(), ticket);
         let name = node.tracer.names().number(name.as_str());

@@ -47,6 +47,10 @@ pub(crate) enum Outgoing {
     },
     /// No rank of this node can go on by itself.
     Stuck(pb::Stuck),
+    /// What the ranks of this node do.
+    Explained(Box<pb::Explained>),
+    /// A tensor has waited too long for ranks of this node.
+    Overdue,
     /// A heartbeat is due, perhaps with a report.
     Heartbeat(Option<Box<pb::Report>>),
     /// A rank has begun a sampled step: all nodes must record.

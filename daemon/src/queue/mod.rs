@@ -19,7 +19,7 @@ use std::{
 };
 
 use dashmap::{DashMap, Entry as Slot};
-use gradwire_proto::{Collective, ProcessSetId, Rank, Request};
+use gradwire_proto::{Collective, ProcessSetId, Rank, Request, pb};
 use parking_lot::RwLock;
 
 pub(crate) use self::sets::Refusal;
@@ -32,6 +32,7 @@ use crate::{
             Announced, Latest, LocalTensor, QueuedTensor, TensorKey, Ticket, Variant, join_of, pair,
         },
     },
+    workers::recent::milliseconds,
 };
 
 #[derive(Debug, Default)]
@@ -80,14 +81,16 @@ impl Entry {
     }
 }
 
-/// Tensors that have waited too long for the same local ranks.
+/// A tensor that has waited for local ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stalled {
     pub(crate) missing: Vec<Rank>,
     pub(crate) waited: Duration,
-    /// Their names, sorted.
-    pub(crate) names: Vec<String>,
+    pub(crate) name: String,
 }
+
+/// The most tensors that are described (BOUND).
+const MAX_PARTLY: usize = 100;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Submitted {
@@ -411,32 +414,44 @@ impl TensorQueue {
         (count, found)
     }
 
-    /// The tensors that have waited for local ranks for `limit`, or twice as long as when they were
-    /// last reported: a long wait fills no log (WAIT). The coordinator does not know these tensors
-    /// yet.
-    pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> Vec<Stalled> {
-        let sets = self.sets.read();
-        let mut found: BTreeMap<Vec<Rank>, (Duration, Vec<String>)> = BTreeMap::new();
+    /// Whether the wait of any tensor for local ranks must be reported (WAIT): it has lasted for
+    /// `limit`, or twice as long as when it was last reported. The coordinator does not know these
+    /// tensors yet.
+    pub(crate) fn must_report(&self, now: Instant, limit: Duration) -> bool {
+        let mut must = false;
         for mut item in self.entries.iter_mut() {
-            let (key, entry) = item.pair_mut();
+            let entry = item.value_mut();
             let Some((since, reported)) = &mut entry.waits else { continue };
-            let pause = reported.saturating_duration_since(*since).max(limit);
-            if entry.announced.is_some() || now.saturating_duration_since(*reported) < pause {
-                continue;
-            }
-            *reported = now;
             let waited = now.saturating_duration_since(*since);
-            let Some(state) = sets.get(key.set) else { continue };
-            let missing = entry.missing(state, self.first_rank).map(|local| self.rank(local));
-            let (longest, names) = found.entry(missing.collect()).or_default();
-            *longest = waited.max(*longest);
-            names.push(key.name.to_string());
+            let next = limit.max(2 * reported.saturating_duration_since(*since));
+            if entry.announced.is_none() && waited >= next {
+                *reported = now;
+                must = true;
+            }
         }
-        let stalled = found.into_iter().map(|(missing, (waited, mut names))| {
-            names.sort();
-            Stalled { missing, waited, names }
+        must
+    }
+
+    /// The tensors that only some local ranks have submitted, those that have waited longest first.
+    pub(crate) fn partly(&self, now: Instant) -> Vec<pb::PartlySubmitted> {
+        let sets = self.sets.read();
+        let partly = self.entries.iter().filter_map(|item| {
+            let (key, entry) = item.pair();
+            let (since, _) = entry.waits.filter(|_| entry.announced.is_none())?;
+            let missing = entry.missing(sets.get(key.set)?, self.first_rank);
+            Some(pb::PartlySubmitted {
+                process_set: key.set.0,
+                name: key.name.to_string(),
+                waiting_ms: milliseconds(now.saturating_duration_since(since)),
+                missing: missing.map(|local| self.rank(local).0).collect(),
+                submitted: entry.gathering.iter().map(|it| self.rank(it.local_rank).0).collect(),
+                is_pair: entry.gathering.iter().all(|local| pair(&local.request).is_some()),
+            })
         });
-        stalled.collect()
+        let mut partly: Vec<_> = partly.collect();
+        partly.sort_by_key(|partly| std::cmp::Reverse(partly.waiting_ms));
+        partly.truncate(MAX_PARTLY);
+        partly
     }
 
     /// The tensor that has waited for local ranks for longest (WAIT).
@@ -451,7 +466,7 @@ impl TensorQueue {
         Some(Stalled {
             missing: missing.collect(),
             waited: now.saturating_duration_since(since),
-            names: vec![item.key().name.to_string()],
+            name: item.key().name.to_string(),
         })
     }
 

@@ -139,29 +139,25 @@ fn a_name_is_free_again_once_it_is_done() {
 }
 
 #[test]
-fn a_wait_is_reported_when_it_has_doubled() {
+fn a_wait_is_reported_at_doubling_intervals() {
     let queue = queue_of(&node(3));
     queue.submit(key("b"), local(1, 8));
-    queue.submit(key("a"), local(1, 8));
     queue.submit(key("c"), local(0, 8));
     queue.submit(key("c"), local(1, 8));
     for rank in 0..3 {
         queue.submit(key("done"), local(rank, 8));
     }
     let (begin, limit) = (Instant::now(), Duration::from_secs(10));
-    assert_eq!(queue.stalled(begin, limit), []);
-    let reported = queue.stalled(begin + limit, limit);
-    let reported: Vec<_> =
-        reported.iter().map(|s| (s.missing.as_slice(), s.names.as_slice())).collect();
-    let (alone, both) = (["c".to_owned()], ["a".to_owned(), "b".to_owned()]);
-    let expected: [(&[Rank], &[String]); 2] = [(&[Rank(4), Rank(6)], &both), (&[Rank(6)], &alone)];
-    assert_eq!(reported, expected);
-    for (early, late) in [(19, 21), (41, 43), (85, 87)] {
-        let at = |seconds| begin + Duration::from_secs(seconds);
-        assert_eq!(queue.stalled(at(early), limit), [], "{early}");
-        let again = queue.stalled(at(late), limit);
-        assert!(again.len() == 2 && again[0].waited >= Duration::from_secs(late), "{again:?}");
+    let late = limit + Duration::from_secs(1);
+    let waits = [(Duration::ZERO, false), (late, true), (late * 3 / 2, false)];
+    for (waited, expected) in waits.into_iter().chain([(late * 5 / 2, true), (late * 4, false)]) {
+        assert_eq!(queue.must_report(begin + waited, limit), expected, "after {waited:?}");
     }
+    let partly = queue.partly(begin + limit);
+    let seen: Vec<_> = partly.iter().map(|it| (&it.name[..], &it.submitted[..])).collect();
+    assert_eq!(seen, [("b", &[5][..]), ("c", &[4, 5])]);
+    assert_eq!((&partly[0].missing[..], &partly[1].missing[..]), (&[4, 6][..], &[6][..]));
+    assert!(partly.iter().all(|it| it.waiting_ms >= 9_000 && !it.is_pair), "{partly:?}");
 }
 
 #[test]
@@ -212,7 +208,8 @@ fn a_send_and_receive_needs_only_its_two_ends() {
         ..Request::plain(Collective::SendReceive, DType::F32, Shape::default())
     };
     assert_eq!(queue.submit(key("near"), with(2, send(6, 4))), Submitted::Waits);
-    assert_eq!(queue.stalled(Instant::now(), Duration::ZERO)[0].missing, [Rank(4)]);
+    let partly = queue.partly(Instant::now());
+    assert!(partly[0].is_pair && partly[0].missing == [4], "{partly:?}");
     assert_eq!(ranks(&announced(queue.submit(key("near"), with(0, send(6, 4))))), [4, 6]);
     let far = announced(queue.submit(key("far"), with(1, send(0, 5))));
     assert_eq!(ranks(&far), [5], "the sender is on another node");

@@ -1,6 +1,8 @@
 //! The attached training processes of this node, and the messages to them.
 //!
 //! - `outbox`: messages to a worker over its socket
+//! - `recent`: the last operations of a rank
+//! - `observations`: what the workers say about their threads
 //! - `process_ends`: how the workers' processes end, as the launcher's agent reports it
 //! - `process_state`: what the system knows about a process
 //! - `start`: the time limit for ranks to join the job
@@ -8,9 +10,11 @@
 //! - `slots`: all of them, by local rank
 
 pub(crate) mod activity;
+pub(crate) mod observations;
 pub(crate) mod outbox;
 pub(crate) mod process_ends;
 pub(crate) mod process_state;
+pub(crate) mod recent;
 pub(crate) mod slots;
 pub(crate) mod start;
 pub(crate) mod worker;

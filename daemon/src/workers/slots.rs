@@ -25,6 +25,15 @@ pub(crate) enum Slot {
     Absent,
 }
 
+/// A rank, as its slot shows it.
+#[derive(Debug)]
+pub(crate) enum Seen {
+    /// It has not attached yet. Its process, once that has claimed the slot.
+    Coming(Option<u32>),
+    Attached(Arc<Worker>),
+    Left,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ClaimError {
     #[error("local rank {local_rank} is taken by process {pid} on this host")]
@@ -88,6 +97,17 @@ impl Workers {
         match &*self.slot(local_rank)?.read() {
             Slot::Attached(worker) => Some(worker.clone()),
             _ => None,
+        }
+    }
+
+    /// A rank, as its slot shows it.
+    pub(crate) fn seen(&self, local_rank: u32) -> Seen {
+        let Some(slot) = self.slot(local_rank) else { return Seen::Left };
+        match &*slot.read() {
+            Slot::Free => Seen::Coming(None),
+            Slot::Claimed { pid } => Seen::Coming(Some(*pid)),
+            Slot::Attached(worker) => Seen::Attached(worker.clone()),
+            Slot::Left | Slot::Absent => Seen::Left,
         }
     }
 

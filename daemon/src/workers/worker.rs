@@ -15,6 +15,7 @@ use super::{
     activity::RankActivity,
     outbox::{Outbox, OutboxError},
     process_state::has_program,
+    recent::Recent,
 };
 use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 
@@ -27,6 +28,7 @@ pub(crate) struct Worker {
     pub(crate) memory: WorkerMemory,
     pub(crate) completions: CompletionWriter,
     pub(crate) activity: RankActivity,
+    pub(crate) recent: Recent,
     pub(crate) trace: RankTrace,
     pub(crate) outbox: Outbox,
 }
@@ -64,6 +66,7 @@ impl Worker {
     /// # Errors
     /// A text, if the worker has damaged the ring or does not read its messages.
     pub(crate) fn complete(&self, completion: Completion) -> Result<(), String> {
+        self.recent.ended(completion.ticket, pb::Outcome::Done);
         match self.completions.push(completion) {
             Err(RingError::CompletionsFull) => {
                 let Completion { ticket, aux } = completion;
@@ -80,7 +83,8 @@ impl Worker {
     /// # Errors
     /// If the message can't reach the worker (TELL): then the caller must end the job.
     pub(crate) fn fail(&self, tickets: Vec<u64>, failure: &Failure) -> Result<(), OutboxError> {
-        for _ in &tickets {
+        for ticket in &tickets {
+            self.recent.ended(*ticket, pb::Outcome::Failed);
             self.completions.answered();
         }
         let failed = pb::TensorFailed { tickets, failure: Some(brief(failure.clone()).into()) };

@@ -20,7 +20,7 @@ const SERVICES: &str = "services/generated";
 /// Generates both folders below `root`.
 fn generate(root: &Path) -> Result<(), Box<dyn Error>> {
     let (messages, services) = (&root.join(MESSAGES), &root.join(SERVICES));
-    let files = ["types", "coordinator", "inspect", "trace", "worker"]
+    let files = ["types", "coordinator", "inspect", "trace", "waits", "worker"]
         .map(|name| format!("gradwire/v1/{name}.proto"));
     let descriptors = protox::compile(files, [PROTO])?;
     let encoded = prost::Message::encode_to_vec(&descriptors);

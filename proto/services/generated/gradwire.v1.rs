@@ -23,6 +23,9 @@ pub mod coordinator_client {
     ///    │ ◄──────────────── Execute    │  operations in one total order (ORD)
     ///    │ Done, Forgotten ───────────► │
     ///    │ Failed, Leave, Stuck ──────► │
+    ///    │ ◄───────────────────Explain  │  at any time: what the ranks do; answered with Explained
+    ///    │ Overdue  ──────────────────► │  a tensor has waited too long for ranks of the node
+    ///    │ ◄────────────────── Stalled  │  for ranks that have waited too long
     ///    │ ◄──────── Abort or Shutdown  │
     ///    │ ◄─ Heartbeat ──────────────► │  both ways, all the time
     ///
@@ -177,6 +180,9 @@ pub mod coordinator_server {
     ///    │ ◄──────────────── Execute    │  operations in one total order (ORD)
     ///    │ Done, Forgotten ───────────► │
     ///    │ Failed, Leave, Stuck ──────► │
+    ///    │ ◄───────────────────Explain  │  at any time: what the ranks do; answered with Explained
+    ///    │ Overdue  ──────────────────► │  a tensor has waited too long for ranks of the node
+    ///    │ ◄────────────────── Stalled  │  for ranks that have waited too long
     ///    │ ◄──────── Abort or Shutdown  │
     ///    │ ◄─ Heartbeat ──────────────► │  both ways, all the time
     ///
@@ -512,6 +518,31 @@ pub mod inspect_client {
             req.extensions_mut().insert(GrpcMethod::new("gradwire.v1.Inspect", "Trace"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Why the job waits: asks all daemons and ranks what they do. Answers within two seconds.
+        pub async fn explain(
+            &mut self,
+            request: impl tonic::IntoRequest<::gradwire_proto::pb::ExplainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<::gradwire_proto::pb::Explanation>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/gradwire.v1.Inspect/Explain",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("gradwire.v1.Inspect", "Explain"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -564,6 +595,14 @@ pub mod inspect_server {
             &self,
             request: tonic::Request<::gradwire_proto::pb::TraceRequest>,
         ) -> std::result::Result<tonic::Response<Self::TraceStream>, tonic::Status>;
+        /// Why the job waits: asks all daemons and ranks what they do. Answers within two seconds.
+        async fn explain(
+            &self,
+            request: tonic::Request<::gradwire_proto::pb::ExplainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<::gradwire_proto::pb::Explanation>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct InspectServer<T> {
@@ -776,6 +815,51 @@ pub mod inspect_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/gradwire.v1.Inspect/Explain" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExplainSvc<T: Inspect>(pub Arc<T>);
+                    impl<
+                        T: Inspect,
+                    > tonic::server::UnaryService<::gradwire_proto::pb::ExplainRequest>
+                    for ExplainSvc<T> {
+                        type Response = ::gradwire_proto::pb::Explanation;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<::gradwire_proto::pb::ExplainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Inspect>::explain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExplainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

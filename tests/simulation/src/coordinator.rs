@@ -187,7 +187,7 @@ impl Coordinator {
                 self.send_all(world, &ToNode::Abort(failure));
             }
             Command::Shutdown => self.send_all(world, &ToNode::Shutdown),
-            Command::Report { .. } | Command::Finish(_) => {}
+            Command::Report { .. } | Command::Stalled { .. } | Command::Finish(_) => {}
         }
     }
 }

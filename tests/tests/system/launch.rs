@@ -300,15 +300,23 @@ fn long_waits_for_a_rank_are_reported() {
     for (hosts, ranks) in [("127.0.0.1:2", 2), ("127.0.0.1:2,127.0.0.2:2", 4)] {
         let launch = Launch::new().hosts(hosts).set("negotiation.stall_warning_ms=300");
         let mut job = launch.rank(&["attach", "1/until:go", "loop:1:10", "leave"]).start();
-        // WAIT: only the missing rank is named, repeatedly.
-        let reported = |line: &&Line| {
-            line.text.starts_with("[daemon 127.0.0.1] ")
-                && line.text.contains("tensor 'loop.10' waited ")
-                && line.text.ends_with(" s for rank 1 on host 127.0.0.1")
+        // WAIT: only the missing rank is named, repeatedly, by the coordinator and by all others.
+        let reports = |who: &str| {
+            let is_one = |line: &&Line| {
+                line.text.starts_with(who)
+                    && line.text.contains("tensor 'loop.10' has waited ")
+                    && line.text.contains(" s for rank 1 on host 127.0.0.1; rank")
+            };
+            job.lines().iter().filter(is_one).count()
         };
-        job.wait_for("two warnings", || {
-            (job.lines().iter().filter(reported).count() >= 2).then_some(())
-        });
+        job.wait_for("two warnings", || (reports("[daemon 127.0.0.1] ") >= 2).then_some(()));
+        for rank in (0..ranks).filter(|rank| *rank != 1) {
+            let who = format!("[{rank}] gradwire: ");
+            job.wait_for("a report", || (reports(&who) >= 1).then_some(()));
+        }
+        assert_eq!(reports("[1] "), 0);
+        // The system knows the threads of a program in any language.
+        assert!(job.lines().iter().any(|line| line.text.contains("thread gradwire-test-r:")));
         job.allow("go");
         let report = job.finish();
         report.assert_code(0);

@@ -1,0 +1,162 @@
+//! `gradwire why`: explains what a job waits for.
+
+use clap::Args;
+use gradwire_launcher::error::CommandError;
+use gradwire_proto::pb::{self, ExplainRequest, Explanation};
+use serde_json::{Value, json};
+
+use crate::{
+    cluster::printable,
+    status::{open, write},
+};
+
+/// The job, and how much of it to show.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The job [default: your job on this host].
+    ///
+    /// Its id if you started it on this host.
+    ///
+    /// Otherwise the address of its coordinator or status page.
+    #[arg(value_name = "JOB")]
+    pub address: Option<String>,
+    /// Print JSON.
+    ///
+    /// It has all waits, ranks and stacks.
+    #[arg(long)]
+    pub json: bool,
+    /// Show the whole stacks of all threads of all ranks.
+    #[arg(long)]
+    pub stacks: bool,
+}
+
+/// Explains what the job of the coordinator at `address` waits for.
+///
+/// # Errors
+/// [`CommandError`] if it can't be reached or does not answer in time.
+pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
+    let request = ExplainRequest { stacks: options.stacks };
+    let explained = open(address, async |client| client.explain(request).await).await?;
+    let text = if options.json { format!("{:#}\n", to_json(&explained)) } else { show(&explained) };
+    write(&text).map(drop)
+}
+
+/// An explanation as text.
+pub fn show(explained: &Explanation) -> String {
+    let head = format!("job {}, {}: {}", explained.job, explained.phase, explained.reason);
+    // The texts of ranks may contain anything (TRUST).
+    let lines = [head.as_str()].into_iter().chain(explained.text.lines());
+    lines.map(|line| format!("{}\n", printable(line))).collect()
+}
+
+/// An explanation as JSON.
+pub fn to_json(explained: &Explanation) -> Value {
+    let seconds = |milliseconds: u64| milliseconds as f64 / 1e3;
+    let waits = explained.waits.iter().map(|wait| {
+        json!({
+            "process_set": wait.process_set,
+            "tensor": wait.name,
+            "seconds": seconds(wait.waiting_ms),
+            "waiting_ranks": wait.waiting,
+            "missing_ranks": wait.missing,
+        })
+    });
+    let recent = |it: &pb::RecentOperation| {
+        let outcome = match it.outcome() {
+            pb::Outcome::InFlight => "in flight",
+            pb::Outcome::Done => "done",
+            pb::Outcome::Failed => "failed",
+        };
+        json!({
+            "tensor": it.name,
+            "call": it.call,
+            "seconds_ago": seconds(it.age_ms),
+            "outcome": outcome,
+        })
+    };
+    let thread = |it: &pb::ThreadStack| json!({ "name": it.name, "frames": it.frames });
+    let ranks = explained.ranks.iter().map(|rank| {
+        json!({
+            "rank": rank.rank,
+            "host": rank.host,
+            "pid": (rank.pid > 0).then_some(rank.pid),
+            "state": state(rank.doing()),
+            "cpu": rank.cpu,
+            "kernel_function": (!rank.call.is_empty()).then_some(&rank.call),
+            "answered": rank.answered,
+            "submitted": rank.submitted,
+            "last_operations": rank.recent.iter().map(recent).collect::<Vec<_>>(),
+            "threads": rank.threads.iter().map(thread).collect::<Vec<_>>(),
+        })
+    });
+    json!({
+        "job": explained.job,
+        "phase": explained.phase,
+        "reason": explained.reason,
+        "waits": waits.collect::<Vec<_>>(),
+        "wait_count": explained.wait_count,
+        "ranks": ranks.collect::<Vec<_>>(),
+        "silent_hosts": explained.silent_hosts,
+    })
+}
+
+fn state(doing: pb::Doing) -> &'static str {
+    match doing {
+        pb::Doing::Unknown => "unknown",
+        pb::Doing::Running => "running",
+        pb::Doing::Sleeping => "sleeping",
+        pb::Doing::Uninterruptible => "uninterruptible",
+        pb::Doing::Stopped => "stopped",
+        pb::Doing::Gone => "gone",
+        pb::Doing::Absent => "absent",
+        pb::Doing::Left => "left",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explained() -> Explanation {
+        let wait = |name: &str, waiting_ms| pb::Wait {
+            name: name.into(),
+            waiting_ms,
+            waiting: vec![0],
+            missing: vec![1],
+            ..pb::Wait::default()
+        };
+        let rank = pb::RankState {
+            rank: 1,
+            pid: 7,
+            doing: pb::Doing::Stopped.into(),
+            host: "a".into(),
+            ..pb::RankState::default()
+        };
+        Explanation {
+            job: "j1".into(),
+            phase: "running".into(),
+            reason: "2 of 2\u{1b} nodes".into(),
+            waits: vec![wait("w", 5_000), wait("v", 3)],
+            wait_count: 2,
+            ranks: vec![rank],
+            hosts: vec!["a".into()],
+            first_ranks: vec![0],
+            silent_hosts: Vec::new(),
+            text: "a\n  b\u{7}\n".into(),
+        }
+    }
+
+    #[test]
+    fn control_characters_are_not_shown() {
+        assert_eq!(show(&explained()), "job j1, running: 2 of 2 nodes\na\n  b\n", "TRUST");
+    }
+
+    #[test]
+    fn json_has_everything() {
+        let json = to_json(&explained());
+        assert_eq!(json["waits"][1]["tensor"], "v");
+        assert_eq!(json["ranks"][0]["state"], "stopped");
+        assert_eq!(json["ranks"][0]["host"], "a");
+        assert!(json["ranks"][0]["kernel_function"].is_null());
+    }
+}

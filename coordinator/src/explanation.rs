@@ -1,0 +1,490 @@
+//! The explanation of a wait as text, for people: who waits for which tensor, who has not submitted
+//! it, and what those ranks do. Pure.
+//!
+//! Outliers come first, and what is the same on several ranks is written once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    time::Duration,
+};
+
+use gradwire_proto::{ProcessSetId, Rank, Request, pb};
+
+use crate::model::text;
+
+/// The most waits, ranks and groups of ranks in a text (BOUND).
+const MAX_WAITS: usize = 8;
+const MAX_RANKS: usize = 8;
+const MAX_GROUPS: usize = 8;
+
+/// The most names of tensors that wait for the same ranks.
+const MAX_NAMES: usize = 3;
+
+/// The most frames of a stack, unless all are wanted.
+const MAX_FRAMES: usize = 6;
+
+/// A shorter wait is normal, in milliseconds.
+const SHORT_MS: u64 = 500;
+
+/// The largest share of a core that a sleeping process uses.
+const IDLE: f32 = 0.1;
+
+/// Parts of a file's path that is not the program's own code.
+const LIBRARIES: [&str; 4] = ["site-packages/", "dist-packages/", "/lib/python3", "<frozen"];
+
+/// The begin of the path of Gradwire's own code.
+const GRADWIRE: &str = "gradwire/";
+
+/// What some functions of the kernel mean.
+const CALLS: [(&str, &str); 12] = [
+    ("futex", "a lock or another thread"),
+    ("pipe_read", "data from a pipe"),
+    ("pipe_write", "room in a pipe"),
+    ("nanosleep", "a timer"),
+    ("do_wait", "a child process"),
+    ("poll", "data or a timer"),
+    ("do_select", "data or a timer"),
+    ("unix_stream", "a local socket"),
+    ("tcp_recvmsg", "the network"),
+    ("wait_for_data", "the network"),
+    ("fuse", "a FUSE file system"),
+    ("tty_read", "its terminal"),
+];
+
+/// How much of an explanation is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// What is missing.
+    Report,
+    /// Also what the other ranks do.
+    All,
+    /// Also all stacks of all threads.
+    Stacks,
+}
+
+/// An explanation as lines of text.
+pub(crate) fn text(explanation: &pb::Explanation, detail: Detail) -> String {
+    let mut lines = Lines { explanation, text: String::new() };
+    lines.waits(detail);
+    lines.positions();
+    let missing: BTreeSet<u32> =
+        explanation.waits.iter().flat_map(|wait| &wait.missing).copied().collect();
+    lines.ranks(&missing, detail);
+    if detail != Detail::Report {
+        lines.others(&missing, detail);
+    }
+    for host in &explanation.silent_hosts {
+        lines.line(0, format!("host {host} did not answer"));
+    }
+    lines.text
+}
+
+struct Lines<'a> {
+    explanation: &'a pb::Explanation,
+    text: String,
+}
+
+impl Lines<'_> {
+    fn line(&mut self, depth: usize, text: impl AsRef<str>) {
+        // Writing to a string can't fail.
+        let _ = writeln!(self.text, "{:1$}{2}", "", 2 * depth, text.as_ref());
+    }
+
+    /// One line for all tensors that wait for the same ranks.
+    fn waits(&mut self, detail: Detail) {
+        let explanation = self.explanation;
+        let mut alike: BTreeMap<(u32, &[u32]), Vec<&pb::Wait>> = BTreeMap::new();
+        let lasts = |wait: &&pb::Wait| detail == Detail::Report || wait.waiting_ms >= SHORT_MS;
+        for wait in explanation.waits.iter().filter(lasts) {
+            alike.entry((wait.process_set, &wait.missing)).or_default().push(wait);
+        }
+        let mut alike: Vec<_> = alike.into_iter().collect();
+        alike.sort_by_key(|(_, waits)| {
+            std::cmp::Reverse(waits.iter().map(|it| it.waiting_ms).max())
+        });
+        let more = alike.len().saturating_sub(MAX_WAITS);
+        for ((set, missing), waits) in alike.iter().take(MAX_WAITS) {
+            self.line(0, waited(explanation, *set, missing, waits));
+        }
+        if more > 0 {
+            self.line(0, format!("and {} more", text::count(more, "wait")));
+        }
+        if alike.is_empty() && detail != Detail::Report {
+            self.line(0, "no operation has waited for a rank for long");
+        }
+        for (one, other) in mutual(&explanation.waits) {
+            let names = |wait: &pb::Wait| format!("{} for '{}'", named(&wait.waiting), wait.name);
+            self.line(
+                0,
+                format!(
+                    "they wait for each other under different names: {}, {}",
+                    names(one),
+                    names(other)
+                ),
+            );
+        }
+    }
+
+    /// Which ranks are where, if they are not all at the same operation.
+    fn positions(&mut self) {
+        let mut at: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+        for rank in &self.explanation.ranks {
+            if let Some(last) = rank.recent.first() {
+                at.entry(&last.name).or_default().push(rank.rank);
+            }
+        }
+        let mut at: Vec<_> = at.into_iter().collect();
+        at.sort_by_key(|(name, ranks)| (std::cmp::Reverse(ranks.len()), *name));
+        if at.len() < 2 {
+            return;
+        }
+        let more = at.len().saturating_sub(MAX_GROUPS);
+        let mut parts: Vec<String> = Vec::new();
+        for (name, ranks) in at.into_iter().take(MAX_GROUPS) {
+            let who = match (parts.is_empty(), ranks.len()) {
+                // The largest group is the norm, so only its size matters.
+                (true, 3..) => format!("{} ranks are", ranks.len()),
+                (true, 1) => format!("{} is", named(&ranks)),
+                (true, _) => format!("{} are", named(&ranks)),
+                (false, _) => named(&ranks),
+            };
+            parts.push(format!("{who} at '{name}'"));
+        }
+        let more = if more > 0 { format!("; and {more} other places") } else { String::new() };
+        let all = parts.join("; ");
+        self.line(0, format!("{all}{more}"));
+    }
+
+    /// What the missing ranks do.
+    fn ranks(&mut self, missing: &BTreeSet<u32>, detail: Detail) {
+        let explanation = self.explanation;
+        let known: Vec<_> =
+            explanation.ranks.iter().filter(|rank| missing.contains(&rank.rank)).collect();
+        let mut shown: BTreeMap<&[String], u32> = BTreeMap::new();
+        for rank in known.iter().take(MAX_RANKS) {
+            self.line(0, state(explanation, rank));
+            if let Some(recent) = recent(rank) {
+                self.line(1, recent);
+            }
+            let stack: &[String] = rank.threads.first().map_or(&[], |thread| &thread.frames);
+            match shown.get(stack) {
+                Some(other) if !stack.is_empty() => {
+                    self.line(1, format!("in the same place as rank {other}"));
+                }
+                _ => self.stacks(rank, detail),
+            }
+            shown.entry(stack).or_insert(rank.rank);
+        }
+        let more = known.len().saturating_sub(MAX_RANKS);
+        if more > 0 {
+            let rest: Vec<u32> = known[MAX_RANKS..].iter().map(|rank| rank.rank).collect();
+            self.line(0, format!("also missing: {}", named(&rest)));
+        }
+    }
+
+    /// The stacks of a rank: the innermost lines of its main thread, or everything.
+    fn stacks(&mut self, rank: &pb::RankState, detail: Detail) {
+        let all = detail == Detail::Stacks;
+        for thread in rank.threads.iter().take(if all { usize::MAX } else { 1 }) {
+            self.line(1, format!("{}:", thread.name));
+            let most = if all { usize::MAX } else { MAX_FRAMES };
+            for frame in thread.frames.iter().take(most) {
+                self.line(2, frame);
+            }
+            let rest = thread.frames.get(most..).unwrap_or_default();
+            if let Some(own) = rest.iter().find(|frame| is_own(frame))
+                && !thread.frames[..most].iter().any(|frame| is_own(frame))
+            {
+                self.line(2, format!("… {own}"));
+            } else if !rest.is_empty() {
+                self.line(2, format!("… and {} more", rest.len()));
+            }
+        }
+    }
+
+    /// Where the other ranks are, in one line for all at the same place.
+    fn others(&mut self, missing: &BTreeSet<u32>, detail: Detail) {
+        let others = || self.explanation.ranks.iter().filter(|rank| !missing.contains(&rank.rank));
+        if detail == Detail::Stacks {
+            let others: Vec<_> = others().collect();
+            for rank in others {
+                self.line(0, state(self.explanation, rank));
+                self.stacks(rank, detail);
+            }
+            return;
+        }
+        let mut places: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for rank in others() {
+            let place = rank.threads.first().and_then(|thread| place(&thread.frames));
+            let place = place.map_or_else(|| does(rank), |place| format!("in {place}"));
+            places.entry(place).or_default().push(rank.rank);
+        }
+        let mut places: Vec<_> = places.into_iter().collect();
+        places.sort_by_key(|(place, ranks)| (ranks.len(), place.clone()));
+        for (place, ranks) in places.into_iter().take(MAX_GROUPS) {
+            let count = text::count(ranks.len(), "rank");
+            let ranks = text::named_ranks(&ranks.into_iter().map(Rank).collect::<Vec<_>>());
+            self.line(0, format!("{count} {place}: {ranks}"));
+        }
+    }
+}
+
+/// `tensors 'a', 'b' have waited 5.0 s for rank 1 on host b`.
+fn waited(explanation: &pb::Explanation, set: u32, missing: &[u32], waits: &[&pb::Wait]) -> String {
+    let longest = waits.iter().map(|wait| wait.waiting_ms).max().unwrap_or_default();
+    let time = text::seconds(Duration::from_millis(longest));
+    let places = places(explanation, missing);
+    if let [wait] = waits
+        && wait.name == Request::INIT
+    {
+        return format!("the other ranks have waited {time} for {places} to call init()");
+    }
+    let names = text::some_names(waits.iter().map(|wait| wait.name.as_str()), MAX_NAMES);
+    let (noun, have) = if waits.len() == 1 { ("tensor", "has") } else { ("tensors", "have") };
+    let place = match ProcessSetId(set) {
+        ProcessSetId::GLOBAL => String::new(),
+        set => format!(" of process set {set}"),
+    };
+    let submitted: BTreeSet<u32> =
+        waits.iter().flat_map(|wait| wait.waiting.iter().copied()).collect();
+    let submitted: Vec<u32> = submitted.into_iter().collect();
+    let have_it = if submitted.len() == 1 { "has submitted" } else { "have submitted" };
+    let it = if waits.len() == 1 { "it" } else { "them" };
+    format!(
+        "{noun} {names}{place} {have} waited {time} for {places}; {} {have_it} {it}",
+        named(&submitted)
+    )
+}
+
+/// Two waits of which each waits for ranks that wait for the other.
+fn mutual(waits: &[pb::Wait]) -> Vec<(&pb::Wait, &pb::Wait)> {
+    let blocks = |one: &pb::Wait, other: &pb::Wait| {
+        one.missing.iter().all(|rank| other.waiting.contains(rank))
+    };
+    let mut pairs = Vec::new();
+    for (at, one) in waits.iter().enumerate() {
+        let rest = &waits[at + 1..];
+        let other = rest.iter().find(|other| blocks(one, other) && blocks(other, one));
+        pairs.extend(other.map(|other| (one, other)));
+    }
+    pairs.truncate(MAX_NAMES);
+    pairs
+}
+
+/// `rank 3`, `ranks 4 and 9`, or `ranks 0-2,5`.
+fn named(ranks: &[u32]) -> String {
+    match ranks {
+        [] => "no rank".to_owned(),
+        [one, other] if other - one > 1 => format!("ranks {one} and {other}"),
+        _ => text::named_ranks(&ranks.iter().copied().map(Rank).collect::<Vec<_>>()),
+    }
+}
+
+/// The host of a rank.
+fn host(explanation: &pb::Explanation, rank: u32) -> &str {
+    let after = explanation.first_ranks.partition_point(|first| *first <= rank);
+    after.checked_sub(1).and_then(|at| explanation.hosts.get(at)).map_or("?", String::as_str)
+}
+
+/// `ranks 2-3 on host b, rank 5 on host c`.
+fn places(explanation: &pb::Explanation, ranks: &[u32]) -> String {
+    let mut hosts: Vec<(&str, Vec<Rank>)> = Vec::new();
+    for &rank in ranks {
+        let host = host(explanation, rank);
+        match hosts.last_mut() {
+            Some((last, ranks)) if *last == host => ranks.push(Rank(rank)),
+            _ => hosts.push((host, vec![Rank(rank)])),
+        }
+    }
+    let more = hosts.len().saturating_sub(MAX_GROUPS);
+    let part =
+        |(host, ranks): &(&str, Vec<Rank>)| format!("{} on host {host}", text::named_ranks(ranks));
+    let mut parts: Vec<String> = hosts.iter().take(MAX_GROUPS).map(part).collect();
+    if more > 0 {
+        parts.push(format!("ranks on {more} more hosts"));
+    }
+    parts.join(", ")
+}
+
+/// `rank 4 on host b (pid 123) is running, 98 % of a core`.
+fn state(explanation: &pb::Explanation, rank: &pb::RankState) -> String {
+    let pid = if rank.pid > 0 { format!(" (pid {})", rank.pid) } else { String::new() };
+    let host = host(explanation, rank.rank);
+    format!("rank {} on host {host}{pid} {}", rank.rank, does(rank))
+}
+
+/// What a process does, as a predicate.
+fn does(rank: &pb::RankState) -> String {
+    let cpu = format!("{:.0} % of a core", 100.0 * rank.cpu);
+    let calls = || {
+        let meaning = CALLS.iter().find(|(part, _)| rank.call.contains(part));
+        match meaning {
+            _ if rank.call.is_empty() => String::new(),
+            Some((_, meaning)) => format!(": it waits for {meaning} ({})", rank.call),
+            None => format!(" in {}", rank.call),
+        }
+    };
+    match rank.doing() {
+        pb::Doing::Running => format!("is running, {cpu}"),
+        pb::Doing::Sleeping if rank.cpu > IDLE => format!("is busy, {cpu}"),
+        pb::Doing::Sleeping => format!("sleeps{}", calls()),
+        pb::Doing::Uninterruptible => {
+            let call = if rank.call.is_empty() { "the kernel" } else { &rank.call };
+            format!("is in uninterruptible I/O, in {call}")
+        }
+        pb::Doing::Stopped => "is stopped, by a signal or a debugger".to_owned(),
+        pb::Doing::Gone => "has ended".to_owned(),
+        pb::Doing::Absent => "has not called init()".to_owned(),
+        pb::Doing::Left => "has left the job".to_owned(),
+        pb::Doing::Unknown => "does something that its host can't see".to_owned(),
+    }
+}
+
+/// `its last operations: allreduce 'a' (done, 1.2 s ago), …`.
+fn recent(rank: &pb::RankState) -> Option<String> {
+    let part = |operation: &pb::RecentOperation| {
+        let outcome = match operation.outcome() {
+            pb::Outcome::InFlight => "in flight",
+            pb::Outcome::Done => "done",
+            pb::Outcome::Failed => "failed",
+        };
+        let age = text::seconds(Duration::from_millis(operation.age_ms));
+        format!("{} '{}' ({outcome}, submitted {age} ago)", operation.call, operation.name)
+    };
+    let parts: Vec<String> = rank.recent.iter().map(part).collect();
+    match parts.len() {
+        0 if rank.doing() == pb::Doing::Absent => None,
+        0 => Some("it has not submitted an operation yet".to_owned()),
+        _ => Some(format!("its last operations: {}", parts.join(", "))),
+    }
+}
+
+/// Whether a frame is code of the program, and not of a library.
+fn is_own(frame: &str) -> bool {
+    !frame.starts_with(GRADWIRE) && !LIBRARIES.iter().any(|part| frame.contains(part))
+}
+
+/// The innermost frame of the program's own code, or else the innermost one.
+fn place(frames: &[String]) -> Option<&String> {
+    frames.iter().find(|frame| is_own(frame)).or(frames.first())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wait(name: &str, waiting: &[u32], missing: &[u32]) -> pb::Wait {
+        pb::Wait {
+            process_set: 0,
+            name: name.into(),
+            waiting_ms: 5_000,
+            waiting: waiting.to_vec(),
+            missing: missing.to_vec(),
+        }
+    }
+
+    fn rank(rank: u32, doing: pb::Doing, last: &str, frames: &[&str]) -> pb::RankState {
+        let thread = pb::ThreadStack {
+            name: "main thread".into(),
+            frames: frames.iter().map(ToString::to_string).collect(),
+        };
+        let last = pb::RecentOperation {
+            name: last.into(),
+            call: "allreduce".into(),
+            age_ms: 5_200,
+            outcome: pb::Outcome::Done.into(),
+        };
+        pb::RankState {
+            rank,
+            pid: 100 + rank,
+            doing: doing.into(),
+            cpu: 0.98,
+            answered: true,
+            recent: vec![last],
+            threads: vec![thread],
+            submitted: 3,
+            ..pb::RankState::default()
+        }
+    }
+
+    fn job(waits: Vec<pb::Wait>, ranks: Vec<pb::RankState>) -> pb::Explanation {
+        pb::Explanation {
+            wait_count: waits.len() as u64,
+            waits,
+            ranks,
+            hosts: vec!["a".into(), "b".into()],
+            first_ranks: vec![0, 2],
+            ..pb::Explanation::default()
+        }
+    }
+
+    #[test]
+    fn the_missing_ranks_come_first() {
+        let done = pb::Doing::Running;
+        let waiting =
+            ["gradwire/_ops.py:9 in wait", "train.py:7 in step", "train.py:20 in <module>"];
+        let looping = ["train.py:12 in odd", "train.py:20 in <module>"];
+        let explained = job(
+            vec![wait("step.8", &[0, 1, 3], &[2])],
+            vec![
+                rank(0, pb::Doing::Sleeping, "step.8", &waiting),
+                rank(1, pb::Doing::Sleeping, "step.8", &waiting),
+                rank(2, done, "step.7", &looping),
+                rank(3, pb::Doing::Sleeping, "step.8", &waiting),
+            ],
+        );
+        assert_eq!(
+            text(&explained, Detail::All),
+            "tensor 'step.8' has waited 5.0 s for rank 2 on host b; ranks 0-1,3 have submitted it\n\
+             3 ranks are at 'step.8'; rank 2 at 'step.7'\n\
+             rank 2 on host b (pid 102) is running, 98 % of a core\n  \
+               its last operations: allreduce 'step.7' (done, submitted 5.2 s ago)\n  \
+               main thread:\n    \
+                 train.py:12 in odd\n    \
+                 train.py:20 in <module>\n\
+             3 ranks in train.py:7 in step: ranks 0-1,3\n"
+        );
+        let report = text(&explained, Detail::Report);
+        assert!(!report.contains("3 ranks in"), "{report}");
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_are_named() {
+        let sleeping = pb::Doing::Sleeping;
+        let waits = vec![wait("a", &[0], &[1]), wait("b", &[1], &[0])];
+        let ranks = vec![rank(0, sleeping, "a", &["x.py:1 in f"]), rank(1, sleeping, "b", &[])];
+        let text = text(&job(waits, ranks), Detail::Report);
+        let line = "they wait for each other under different names: rank 0 for 'a', rank 1 for 'b'";
+        assert!(text.contains(line), "{text}");
+        assert!(text.contains("rank 0 is at 'a'; rank 1 at 'b'"), "{text}");
+    }
+
+    #[test]
+    fn equal_stacks_are_written_once() {
+        let frames = ["x.py:1 in f"];
+        let ranks = [1, 3].map(|it| rank(it, pb::Doing::Stopped, "a", &frames)).to_vec();
+        let text = text(&job(vec![wait("b", &[0, 2], &[1, 3])], ranks), Detail::Report);
+        assert!(text.contains("for rank 1 on host a, rank 3 on host b"), "{text}");
+        assert!(text.contains("in the same place as rank 1"), "{text}");
+        assert_eq!(text.matches("x.py:1 in f").count(), 1, "{text}");
+        assert!(text.contains("is stopped, by a signal or a debugger"), "{text}");
+    }
+
+    #[test]
+    fn a_deep_stack_shows_the_programs_own_line() {
+        let mut frames = vec!["/x/site-packages/torch/nn.py:1 in call"; 9];
+        frames.push("train.py:5 in main");
+        let ranks = vec![rank(1, pb::Doing::Running, "a", &frames)];
+        let text = text(&job(vec![wait("b", &[0], &[1])], ranks), Detail::Report);
+        assert!(text.contains("… train.py:5 in main"), "{text}");
+    }
+
+    #[test]
+    fn hosts_without_an_answer_are_named() {
+        let explained =
+            pb::Explanation { silent_hosts: vec!["b".into()], ..job(Vec::new(), Vec::new()) };
+        let all = text(&explained, Detail::All);
+        assert_eq!(all, "no operation has waited for a rank for long\nhost b did not answer\n");
+    }
+}

@@ -1,0 +1,65 @@
+"""A rank that hangs in one of many ways, while the others wait for it. Started with the way."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+
+import gradwire as gw
+
+
+def loop() -> None:
+    while True:
+        pass
+
+
+def sleep() -> None:
+    time.sleep(1000)
+
+
+def hold_gil() -> None:
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def lock() -> None:
+    held = threading.Lock()
+    held.acquire()
+    held.acquire()
+
+
+def pipe() -> None:
+    os.read(os.pipe()[0], 1)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def other_set() -> None:
+    gw.allreduce(np.ones(1), name="alone", process_set=pairs)
+    time.sleep(1000)
+
+
+def other_name() -> None:
+    reduce("other")
+
+
+def reduce(name: str) -> None:
+    gw.allreduce(np.ones(4, np.float32), name=name)
+
+
+hang = globals()[sys.argv[1]]
+gw.init()
+pairs = gw.add_process_set([0, gw.size() - 1])
+reduce("step.0")
+reduce("step.1")
+if gw.rank() == gw.size() - 1:
+    hang()
+if hang is other_set:
+    threading.Thread(target=reduce, args=("step.2",), daemon=True).start()
+    time.sleep(1000)
+reduce("step.2")
