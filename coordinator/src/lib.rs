@@ -17,6 +17,7 @@
 //! - [`convert`]: between messages and the engine's types, checked (TRUST)
 //! - [`metrics`]: records metrics
 //! - `history`: recent decisions and events; pure
+//! - `outbox`: the messages to a node, kept until they have arrived
 //! - `inbox`: the messages from sessions to the runtime
 //! - [`session`]: the sessions of nodes: challenge, proof, messages
 //! - `heartbeat`: heartbeats in datagrams
@@ -55,6 +56,7 @@ mod heartbeat;
 mod history;
 mod inbox;
 mod membership;
+mod outbox;
 mod probe;
 mod traces;
 mod tuning;
@@ -63,6 +65,7 @@ mod viewers;
 pub use error::CoordinatorError;
 pub use inspection::Inspection;
 pub use model::{EngineConfig, Phase};
+pub use outbox::{Outbox, OutboxStream};
 pub use runtime::{CoordinatorConfig, Health};
 pub use server::{Coordinator, run};
 pub use session::{SessionAcceptor, SessionStream};

@@ -1,10 +1,11 @@
 //! The messages between launcher, agent and daemon, each a line of JSON.
 //!
 //! ```text
-//! launcher ── Order: Begin, Clock, Start…, Signal…, Stop ──► agent  (standard input; its end
-//!          │   elastic jobs: End…, Kill…, Notify…                     means Stop)
+//! launcher ── Order: Begin, Clock, Start…, Signal…, Notify…, Stop ──► agent  (standard input;
+//!          │   elastic jobs: End…, Kill…                                      its end means Stop)
 //!          ◄─ Report: Ready | Refused, Clock, Started, Output…, Waiting…, Exited…, Stopped ──
-//! agent    ── Notice: Started…, Ended…, Changed…, Stopping ──► daemon  (standard input)
+//! agent    ── Notice: Started…, Ended…, Changed…, DaemonEnded…, Stopping ──► daemon  (standard
+//!          │                                                                           input)
 //! launcher ◄─ ServiceReport: Serving, Failed ── daemon       (standard output, in Report::Output)
 //! ```
 //!
@@ -351,6 +352,13 @@ pub enum Notice {
     /// The launcher is about to change the membership of the job: workers wait to join it, or are
     /// to leave it. It may come several times in an epoch.
     Changed { added: bool, removed: bool },
+    /// The daemon of a node has ended, and the job has not. A connection with it does not return.
+    DaemonEnded {
+        /// Its number in the job; the coordinator is in number 0.
+        node: u32,
+        /// How it ended, or that its host is lost.
+        why: String,
+    },
     /// All processes of this host are about to be stopped.
     Stopping { why: String },
 }
@@ -440,6 +448,7 @@ mod tests {
         let right =
             r#"{"order":"notify","notice":{"notice":"changed","added":true,"removed":false}}"#;
         assert_eq!(order, right);
+        survives(&Notice::DaemonEnded { node: 3, why: "its process ended".to_owned() });
         survives(&Order::Kill { role: Role::Rank(7) });
         survives(&Report::Waiting { rank: Rank(7) });
         survives(&Report::Leaving { rank: Rank(7) });
