@@ -260,7 +260,13 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
             [] => String::new(),
             left => format!(", left: {}", list(left)),
         };
-        line(format!("host {}: {ranks}{rack}, silent for {} ms{left}", node.host, node.silent_ms));
+        let again = match node.reconnections {
+            0 => String::new(),
+            1 => ", connected again once".to_owned(),
+            count => format!(", connected again {count} times"),
+        };
+        let (host, silent) = (&node.host, node.silent_ms);
+        line(format!("host {host}: {ranks}{rack}, silent for {silent} ms{again}{left}"));
         if let Some(report) = &node.report {
             line(format!("  {}", does(report)));
         }
@@ -369,6 +375,7 @@ mod tests {
                 rack: "r1".into(),
                 silent_ms: 12,
                 left_ranks: vec![3],
+                reconnections: 2,
                 report: None,
             }],
             pending: vec![
@@ -412,7 +419,7 @@ mod tests {
              operations: 5 started, 4 done\n\
              network: 1 link measured in 0.250 s; there was no time for more\n\
              network: links show 2 racks\n\
-             host n1: ranks 2-3, rack r1, silent for 12 ms, left: 3\n\
+             host n1: ranks 2-3, rack r1, silent for 12 ms, connected again 2 times, left: 3\n\
              all ranks, joined: 3\n\
              process set 4: ranks 0, 2\n\
              … and 3 more process sets\n\

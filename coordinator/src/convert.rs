@@ -51,6 +51,8 @@ pub enum Incoming {
         samples: bool,
         /// Whether one of its ranks has attached.
         begun: bool,
+        /// How many messages the node has received.
+        received: u64,
     },
     /// A batch of the node's trace.
     Trace(Vec<u8>),
@@ -73,8 +75,8 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
         }
         Message::Heartbeat(beat) => {
             let report = beat.report.as_ref().map(report).transpose()?;
-            let pb::Heartbeat { sent_ns, trace: samples, begun, .. } = beat;
-            return Ok(Incoming::Heartbeat { sent_ns, report, samples, begun });
+            let pb::Heartbeat { sent_ns, trace: samples, begun, received, .. } = beat;
+            return Ok(Incoming::Heartbeat { sent_ns, report, samples, begun, received });
         }
         Message::Trace(trace) if trace.batch.len() <= MAX_BATCH => {
             return Ok(Incoming::Trace(trace.batch));

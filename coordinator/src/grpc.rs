@@ -144,6 +144,6 @@ impl Coordinator for SessionAcceptor {
         &self,
         request: Request<Streaming<pb::NodeMessage>>,
     ) -> Result<Response<SessionStream>, Status> {
-        self.accept(request.into_inner()).map(Response::new)
+        self.accept_remote(request.into_inner()).map(Response::new)
     }
 }

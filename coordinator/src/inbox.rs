@@ -2,26 +2,22 @@
 
 use std::{sync::Arc, time::Instant};
 
-use gradwire_proto::pb;
-use gradwire_services::broadcast::Broadcast;
+use gradwire_proto::{NodeId, pb};
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
-use crate::model::{ConnectionId, Event};
-
-/// How many messages may wait for one node.
-pub(crate) const OUTBOX: usize = 1024;
+use crate::{
+    model::{ConnectionId, Event},
+    outbox::Outbox,
+};
 
 /// The error for requests after the end of the job.
 pub(crate) const OVER: &str = "the job is over";
 
-/// The queue of messages to one node.
-pub(crate) type Outbox = mpsc::Sender<Result<Arc<Broadcast>, tonic::Status>>;
-
 /// A joining stream, as its session hands it over.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    pub(crate) outbox: Outbox,
+    pub(crate) outbox: Outbox<pb::CoordinatorMessage>,
     /// The node's nonce, over which the coordinator proves the secret.
     pub(crate) nonce: Vec<u8>,
     /// The node's latest heartbeat and report.
@@ -50,14 +46,21 @@ pub(crate) struct Echo {
 pub(crate) enum Inbound {
     /// The first message of a stream.
     Join { connection: ConnectionId, join: pb::Join, proven: bool, peer: Peer },
-    /// A later event.
+    /// A later event. Each later message is one event, heartbeat, trace or answer, because they are
+    /// counted.
     Event(Event),
+    /// A heartbeat, with how many messages the node has received.
+    Heartbeat { connection: ConnectionId, received: u64 },
+    /// A batch of the node's trace.
+    Trace { connection: ConnectionId, batch: Vec<u8> },
+    /// The launcher has seen that the daemon of a node has ended.
+    Ended { node: NodeId, why: String },
     /// Tracing has started or stopped. If a node caused this, it waits for an answer.
     Traced { by: Option<ConnectionId> },
     /// A node says what its ranks do.
     Explained { connection: ConnectionId, explained: pb::Explained },
     /// A tensor has waited too long for ranks of one node.
-    Overdue,
+    Overdue { connection: ConnectionId },
     /// A request for an explanation of waits.
     Explain(oneshot::Sender<pb::Explanation>),
     /// A request for the state.

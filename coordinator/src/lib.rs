@@ -19,6 +19,7 @@
 //! - `history`: recent decisions and events; pure
 //! - `explanation`: why the job waits, as text; pure
 //! - `explaining`: asks the nodes for explanations; pure
+//! - `outbox`: the messages to a node, kept until they have arrived
 //! - `inbox`: the messages from sessions to the runtime
 //! - [`session`]: the sessions of nodes: challenge, proof, messages
 //! - `heartbeat`: heartbeats in datagrams
@@ -59,6 +60,7 @@ mod heartbeat;
 mod history;
 mod inbox;
 mod membership;
+mod outbox;
 mod probe;
 mod traces;
 mod tuning;
@@ -67,6 +69,7 @@ mod viewers;
 pub use error::CoordinatorError;
 pub use inspection::Inspection;
 pub use model::{EngineConfig, Phase};
+pub use outbox::{Outbox, OutboxStream};
 pub use runtime::{CoordinatorConfig, Health};
 pub use server::{Coordinator, run};
 pub use session::{SessionAcceptor, SessionStream};

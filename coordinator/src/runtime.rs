@@ -1,7 +1,11 @@
 //! Owns the engine: one task passes events to it, executes its commands and runs its timers.
 //!
+//! - `streams`: messages to and from nodes
+//!
 //! Nothing here waits for a node. Each node has a bounded queue of messages, and a node that does
 //! not read them is lost (BOUND).
+
+mod streams;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,10 +17,10 @@ use gradwire_proto::{
     Ending, Failure, JobId, NodeId, Secret,
     auth::Claim,
     beat::Suspension,
-    clock::{Clock, nanoseconds},
+    clock::Clock,
+    numbered::Received,
     pb::{self, coordinator_message::Message},
 };
-use gradwire_services::broadcast::Broadcast;
 use gradwire_settings::{Settings, variables::VariableError};
 use gradwire_telemetry::{
     Rate, Target,
@@ -24,9 +28,9 @@ use gradwire_telemetry::{
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::{
@@ -35,7 +39,7 @@ use crate::{
     explaining::Explaining,
     explanation::{self, Detail},
     history::History,
-    inbox::{Inbound, OUTBOX, OVER, Peer},
+    inbox::{Inbound, OVER, Peer},
     metrics::{self, WaitMetrics},
     model::{
         Command, ConnectionId, EngineConfig, Event, Phase,
@@ -112,8 +116,11 @@ struct Session {
     peer: Peer,
     /// Its number, once it has been sent the world; operations and heartbeats follow.
     node: Option<NodeId>,
-    /// Whether its queue is full; then it gets only the last message of the job.
+    /// Whether too many messages wait for it; then it gets only the last message of the job.
     overrun: bool,
+    /// How many messages it has sent. They are counted here and not where they are read, so that
+    /// what an earlier stream has still brought counts exactly once (ONE).
+    received: Received,
 }
 
 /// The engine, the nodes' queues and the clock.
@@ -122,7 +129,6 @@ pub(crate) struct Runtime {
     job: JobId,
     secret: Secret,
     epoch: u64,
-    grace: Duration,
     heartbeat_interval: Duration,
     heartbeat_timeout: Duration,
     start: Instant,
@@ -138,7 +144,6 @@ pub(crate) struct Runtime {
     /// The metrics endpoints of the daemons.
     daemons: Arc<[Target]>,
     health: Option<watch::Sender<Health>>,
-    tasks: TaskTracker,
     outcome: Option<Ending>,
     inbox: mpsc::Sender<Inbound>,
     traces: Arc<Traces>,
@@ -151,7 +156,6 @@ impl Runtime {
     /// A runtime for the inbox to which `inbox` sends.
     pub(crate) fn new(
         config: CoordinatorConfig,
-        tasks: TaskTracker,
         inbox: mpsc::Sender<Inbound>,
         traces: Arc<Traces>,
     ) -> Self {
@@ -159,7 +163,6 @@ impl Runtime {
             job: config.engine.job.clone(),
             secret: config.secret,
             epoch: config.engine.epoch.0,
-            grace: config.grace,
             heartbeat_interval: config.engine.heartbeat_interval,
             heartbeat_timeout: config.engine.heartbeat_timeout,
             start: Instant::now(),
@@ -172,7 +175,6 @@ impl Runtime {
             stall_warning: config.engine.stall_warning,
             daemons: Arc::default(),
             health: config.health,
-            tasks,
             outcome: None,
             inbox,
             traces,
@@ -185,7 +187,7 @@ impl Runtime {
     /// Serves until the job is over or `cancel` is cancelled.
     pub(crate) async fn drive(
         &mut self,
-        mut inbox: mpsc::Receiver<Inbound>,
+        inbox: &mut mpsc::Receiver<Inbound>,
         cancel: CancellationToken,
     ) -> Ending {
         let mut next_beat = self.start + self.heartbeat_interval;
@@ -223,25 +225,60 @@ impl Runtime {
             self.explained(now);
             self.show();
             if let Some(outcome) = self.outcome.take() {
-                turn_away(&mut inbox);
                 return outcome;
             }
         }
     }
 
+    /// Serves, after the end of the job, until every node has received its last message, at most
+    /// `until` then (TELL). A node whose stream breaks meanwhile gets it on another one.
+    pub(crate) async fn finish(&mut self, inbox: &mut mpsc::Receiver<Inbound>, until: Instant) {
+        while !self.nodes.is_empty()
+            && let Ok(Some(inbound)) = timeout_at(until, inbox.recv()).await
+        {
+            self.take(inbound);
+        }
+        self.nodes.clear();
+        turn_away(inbox);
+    }
+
     fn take(&mut self, inbound: Inbound) {
         match inbound {
             Inbound::Join { connection, join, proven, peer } => {
-                self.nodes.insert(connection, Session { peer, node: None, overrun: false });
+                let received = Received::default();
+                let session = Session { peer, node: None, overrun: false, received };
+                self.nodes.insert(connection, session);
                 self.step(Event::Joined { connection, join, proven });
             }
+            Inbound::Event(Event::Lost { connection, why, may_return }) => {
+                self.step(Event::Lost { connection, why, may_return });
+                if !may_return || !self.engine.awaits(connection) {
+                    self.nodes.remove(&connection);
+                }
+            }
+            Inbound::Ended { node, why } => {
+                if let Some(connection) = self.engine.connection(node) {
+                    self.step(Event::Lost { connection, why, may_return: false });
+                    self.nodes.remove(&connection);
+                }
+            }
             Inbound::Event(event) => {
-                let gone = match &event {
-                    Event::Lost { connection, .. } => Some(*connection),
-                    _ => None,
-                };
+                if let Some(connection) = event.connection() {
+                    self.count(connection);
+                }
                 self.step(event);
-                gone.map(|connection| self.nodes.remove(&connection));
+            }
+            Inbound::Heartbeat { connection, received } => {
+                self.count(connection);
+                self.step(Event::MessageReceived { connection });
+                self.confirm(connection, received);
+            }
+            Inbound::Trace { connection, batch } => {
+                // What comes from a stream that another one has replaced comes again.
+                if self.count(connection) {
+                    self.traces.give(&batch);
+                }
+                self.step(Event::MessageReceived { connection });
             }
             Inbound::Traced { by: Some(connection) } => {
                 self.beat(self.traces.is_wanted(), |to| to == connection);
@@ -254,9 +291,15 @@ impl Runtime {
                 }
                 self.beat(self.traces.is_wanted(), |_| true);
             }
-            Inbound::Explain(reply) => self.explain(Some(reply), false),
-            Inbound::Overdue => self.explain(None, true),
+            Inbound::Explain(reply) => self.ask(Some(reply), false),
+            Inbound::Overdue { connection } => {
+                self.count(connection);
+                self.step(Event::MessageReceived { connection });
+                self.ask(None, true);
+            }
             Inbound::Explained { connection, explained } => {
+                self.count(connection);
+                self.step(Event::MessageReceived { connection });
                 if let Some(node) = self.nodes.get(&connection).and_then(|it| it.node) {
                     self.explaining.answered(node, explained);
                 }
@@ -268,13 +311,22 @@ impl Runtime {
         }
     }
 
-    /// Asks all nodes what their ranks do, for a viewer or for a report.
-    fn explain(&mut self, viewer: Option<oneshot::Sender<pb::Explanation>>, reports: bool) {
-        let nodes = self.nodes.values().filter_map(|session| session.node);
-        if let Some(question) = self.explaining.ask(viewer, reports, nodes, Instant::now()) {
-            let message = convert::message(Message::Explain(question));
-            self.send_to_world(&message);
+    fn ask(&mut self, viewer: Option<oneshot::Sender<pb::Explanation>>, reports: bool) {
+        for event in self.explain(viewer, reports) {
+            self.step(event);
         }
+    }
+
+    /// Asks all nodes what their ranks do, for a viewer or for a report. Returns the loss of nodes
+    /// that do not read their messages.
+    fn explain(
+        &mut self,
+        viewer: Option<oneshot::Sender<pb::Explanation>>,
+        reports: bool,
+    ) -> Vec<Event> {
+        let nodes = self.nodes.values().filter_map(|session| session.node);
+        let question = self.explaining.ask(viewer, reports, nodes, Instant::now());
+        question.map_or_else(Vec::new, |question| self.send_to_world(Message::Explain(question)))
     }
 
     /// Passes an explanation on, once the nodes have answered.
@@ -290,7 +342,9 @@ impl Runtime {
             let waiting: BTreeSet<u32> =
                 due.waits.iter().flat_map(|wait| wait.waiting.iter().copied()).collect();
             let stalled = pb::Stalled { text, ranks: waiting.into_iter().collect() };
-            self.send_to_world(&convert::message(Message::Stalled(stalled)));
+            for event in self.send_to_world(Message::Stalled(stalled)) {
+                self.step(event);
+            }
         }
         for viewer in answered.viewers {
             // It may be gone.
@@ -298,11 +352,9 @@ impl Runtime {
         }
     }
 
-    /// Sends every node of the world a message that need not arrive.
-    fn send_to_world(&self, message: &Arc<Broadcast>) {
-        for node in self.nodes.values().filter(|it| it.node.is_some() && !it.overrun) {
-            let _ = node.peer.outbox.try_send(Ok(message.clone()));
-        }
+    /// Sends every node of the world a message. Returns as [`Runtime::send`].
+    fn send_to_world(&mut self, message: Message) -> Vec<Event> {
+        self.send(&[convert::message(message)], |_, session| session.node.is_some())
     }
 
     /// The current snapshot for viewers.
@@ -356,18 +408,13 @@ impl Runtime {
                 decided.into_iter().for_each(|text| self.history.decided(now, text));
             }
             for command in output.commands {
-                let overrun = self.execute(command);
-                let lost = |connection| Event::Lost {
-                    connection,
-                    why: format!("it does not read its messages, and {OUTBOX} are waiting"),
-                };
-                events.extend(overrun.into_iter().map(lost));
+                events.extend(self.execute(command));
             }
         }
     }
 
-    /// Executes a command. Returns the nodes that do not read their messages.
-    fn execute(&mut self, command: Command) -> Vec<ConnectionId> {
+    /// Executes a command. Returns what follows, such as nodes that do not read their messages.
+    fn execute(&mut self, command: Command) -> Vec<Event> {
         match command {
             Command::Welcome { connection, node, world } => {
                 // Every node gets the same world, so the first message is enough.
@@ -390,14 +437,16 @@ impl Runtime {
                 let world = pb::World { trace, ..convert::world(&world, node.0, proof) };
                 self.send(&[convert::message(Message::World(world))], |to, _| to == connection)
             }
+            Command::Resume { connection, earlier, received } => {
+                self.resume(connection, earlier, received).into_iter().collect()
+            }
             Command::Refuse { connection, kind, text } => {
                 self.happened(format!("refused a node: {text}"));
                 if let Some(left_out) = REFUSALS.admits() {
                     tracing::warn!(reason = text, left_out, "refused a node");
                 }
                 if let Some(node) = self.nodes.remove(&connection) {
-                    // Only the challenge was sent before, so there is room.
-                    let _ = node.peer.outbox.try_send(Err(refusal(kind, text)));
+                    node.peer.outbox.greet(Err(refusal(kind, text)));
                 }
                 Vec::new()
             }
@@ -419,8 +468,7 @@ impl Runtime {
                 for text in texts {
                     self.happened(text);
                 }
-                self.explain(None, true);
-                Vec::new()
+                self.explain(None, true)
             }
             Command::Finish(outcome) => {
                 match &outcome {
@@ -463,7 +511,7 @@ impl Runtime {
         }
     }
 
-    fn answer(&mut self, execute: Execute) -> Vec<ConnectionId> {
+    fn answer(&mut self, execute: Execute) -> Vec<Event> {
         for failed in &execute.failures {
             tracing::info!(set = %failed.set, failure = %failed.failure, "tensor failed");
             self.happened(format!("a tensor failed: {}", failed.failure));
@@ -472,66 +520,6 @@ impl Runtime {
         let bytes: usize = messages.iter().map(|message| message.encoded_len()).sum();
         metrics::sent(bytes * self.nodes.len());
         self.send(&messages, |_, session| session.node.is_some())
-    }
-
-    /// Puts messages into the queues of some nodes. Returns the nodes with full queues.
-    fn send(
-        &mut self,
-        messages: &[Arc<Broadcast>],
-        to: impl Fn(ConnectionId, &Session) -> bool,
-    ) -> Vec<ConnectionId> {
-        let mut overrun = Vec::new();
-        for (&connection, node) in &mut self.nodes {
-            if node.overrun || !to(connection, node) {
-                continue;
-            }
-            let full = messages.iter().any(|message| {
-                let sent = node.peer.outbox.try_send(Ok(Arc::clone(message)));
-                matches!(sent, Err(mpsc::error::TrySendError::Full(_)))
-            });
-            if full {
-                node.overrun = true;
-                overrun.push(connection);
-            }
-        }
-        overrun
-    }
-
-    /// Sends every node its last message (TELL). If its queue is full, it has the grace period.
-    fn end(&mut self, last: Message) -> Vec<ConnectionId> {
-        let last = convert::message(last);
-        self.last_reports.get_or_insert(self.reports());
-        for (_, node) in std::mem::take(&mut self.nodes) {
-            let (last, grace) = (last.clone(), self.grace);
-            if let Err(mpsc::error::TrySendError::Full(last)) = node.peer.outbox.try_send(Ok(last))
-            {
-                self.tasks.spawn(timeout(grace, async move {
-                    let _ = node.peer.outbox.send(last).await;
-                }));
-            }
-        }
-        Vec::new()
-    }
-
-    /// Sends heartbeats to some nodes, which also tell them whether to record a trace.
-    fn beat(&self, trace: bool, to: impl Fn(ConnectionId) -> bool) {
-        let nodes = self.nodes.iter().filter(|(connection, _)| to(**connection));
-        let is_there = |node: &&Session| node.node.is_some() && !node.overrun;
-        let begun = self.nodes.values().any(|node| node.peer.newest.lock().begun);
-        for node in nodes.map(|(_, node)| node).filter(is_there) {
-            let echo = node.peer.newest.lock().echo;
-            let beat = Message::Heartbeat(pb::Heartbeat {
-                report: None,
-                trace,
-                begun,
-                sent_ns: self.clock.now_ns(),
-                echo_ns: echo.map_or(0, |echo| echo.sent_ns),
-                held_ns: echo.map_or(0, |echo| nanoseconds(echo.received.elapsed())),
-            });
-            // The messages in a full queue also show that the coordinator is alive. If the node
-            // does not read them, the next important message fails.
-            let _ = node.peer.outbox.try_send(Ok(convert::message(beat)));
-        }
     }
 
     /// Updates the metrics and the health checks.
@@ -567,7 +555,7 @@ fn turn_away(inbox: &mut mpsc::Receiver<Inbound>) {
     inbox.close();
     while let Ok(inbound) = inbox.try_recv() {
         if let Inbound::Join { peer, .. } = inbound {
-            let _ = peer.outbox.try_send(Err(Status::unavailable(OVER)));
+            peer.outbox.greet(Err(Status::unavailable(OVER)));
         }
     }
 }

@@ -75,6 +75,7 @@ impl Coordinator {
             secret: config.secret.clone(),
             join_timeout: config.join_timeout,
             epoch: config.engine.named_epoch(),
+            recovers: config.engine.return_timeout.is_some(),
             traces,
             sessions: sessions.clone(),
             stop: stop_sessions.clone(),
@@ -105,7 +106,8 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError`] if the socket can't be served.
     pub async fn run(self, cancel: CancellationToken) -> Result<Ending, CoordinatorError> {
-        let Self { config, listener, inbox, sessions, stop_sessions, acceptor, inspection } = self;
+        let Self { config, listener, mut inbox, sessions, stop_sessions, acceptor, inspection } =
+            self;
         metrics::start();
         let inbox_in = acceptor.context().inbox.clone();
         let traces = acceptor.context().traces.clone();
@@ -150,9 +152,9 @@ impl Coordinator {
         let mut server = AbortOnDropHandle::new(tokio::spawn(server));
 
         let grace = config.grace.min(MAX_GRACE);
-        let mut runtime = Runtime::new(config, sessions.clone(), inbox_in, traces);
+        let mut runtime = Runtime::new(config, inbox_in, traces);
         let outcome = tokio::select! {
-            outcome = runtime.drive(inbox, cancel) => outcome,
+            outcome = runtime.drive(&mut inbox, cancel) => outcome,
             error = ended(&mut server, &mut viewers) => {
                 stop_sessions.cancel();
                 inspection.end(None);
@@ -163,6 +165,7 @@ impl Coordinator {
         // Nodes close their streams once they know that the job is over.
         let until = Instant::now() + grace;
         runtime.keep_times().await;
+        runtime.finish(&mut inbox, until).await;
         sessions.close();
         if timeout_at(until, sessions.wait()).await.is_err() {
             tracing::warn!(

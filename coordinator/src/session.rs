@@ -12,24 +12,24 @@ use std::{
 };
 
 use gradwire_proto::{
-    PROTOCOL, Secret, VERSION,
+    NodeId, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
     pb::{self, coordinator_message::Message},
 };
-use gradwire_services::broadcast::Broadcast;
 use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::timeout,
 };
-use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tokio_stream::{Stream, StreamExt};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::{
     convert::{self, Incoming},
-    inbox::{Echo, Inbound, Newest, OUTBOX, OVER, Outbox, Peer},
+    inbox::{Echo, Inbound, Newest, OVER, Peer},
     model::{ConnectionId, Event},
+    outbox::{Outbox, OutboxStream},
     traces::Traces,
 };
 
@@ -44,6 +44,8 @@ pub(crate) struct SessionContext {
     pub(crate) join_timeout: Duration,
     /// The epoch, for challenges.
     pub(crate) epoch: u64,
+    /// Whether a node whose stream breaks may open another one.
+    pub(crate) recovers: bool,
     pub(crate) traces: Arc<Traces>,
     /// Runs one task for each stream.
     pub(crate) sessions: TaskTracker,
@@ -60,8 +62,10 @@ pub struct SessionAcceptor {
     strangers: Arc<Semaphore>,
 }
 
+type ToNode = Outbox<pb::CoordinatorMessage>;
+
 /// The coordinator's messages to one node.
-pub type SessionStream = ReceiverStream<Result<Arc<Broadcast>, Status>>;
+pub type SessionStream = OutboxStream<pb::CoordinatorMessage>;
 
 impl SessionAcceptor {
     pub(crate) fn new(context: SessionContext) -> Self {
@@ -74,13 +78,38 @@ impl SessionAcceptor {
         &self.context
     }
 
-    /// Begins a session with a node's `messages`; the first one must be `Join`. Returns the
-    /// coordinator's messages. Checks and proofs are the same wherever the node is (TRUST). Call
-    /// this within tokio.
+    /// Begins a session with the `messages` of the node in this process; the first one must be
+    /// `Join`. Returns the coordinator's messages. Checks and proofs are the same wherever the node
+    /// is (TRUST). Call this within tokio.
     ///
     /// # Errors
     /// `ResourceExhausted` while too many other streams have not joined (BOUND).
     pub fn accept<S>(&self, messages: S) -> Result<SessionStream, Status>
+    where
+        S: Stream<Item = Result<pb::NodeMessage, Status>> + Send + Unpin + 'static,
+    {
+        self.begin(messages, false)
+    }
+
+    /// As [`SessionAcceptor::accept`], for a node that is reached over a connection, which may
+    /// break.
+    pub(crate) fn accept_remote<S>(&self, messages: S) -> Result<SessionStream, Status>
+    where
+        S: Stream<Item = Result<pb::NodeMessage, Status>> + Send + Unpin + 'static,
+    {
+        self.begin(messages, self.context.recovers)
+    }
+
+    /// The launcher has seen that the daemon of a node has ended, so its node will not return.
+    pub fn daemon_ended(&self, node: NodeId, why: String) {
+        let inbox = self.context.inbox.clone();
+        self.context.sessions.spawn(async move {
+            // The job may be over.
+            let _ = inbox.send(Inbound::Ended { node, why }).await;
+        });
+    }
+
+    fn begin<S>(&self, messages: S, may_return: bool) -> Result<SessionStream, Status>
     where
         S: Stream<Item = Result<pb::NodeMessage, Status>> + Send + Unpin + 'static,
     {
@@ -89,16 +118,18 @@ impl SessionAcceptor {
                 "{MAX_STRANGERS} open streams have not joined yet: try again later"
             ))
         })?;
-        let (outbox, messages_out) = mpsc::channel(OUTBOX);
+        let (outbox, messages_out) = Outbox::new(may_return);
+        outbox.open();
         let session = Session {
             context: self.context.clone(),
             connection: ConnectionId(self.connections.fetch_add(1, Ordering::Relaxed)),
             messages,
             newest: Arc::default(),
+            may_return,
         };
         let stop = self.context.stop.clone();
         self.context.sessions.spawn(stop.run_until_cancelled_owned(session.run(outbox, stranger)));
-        Ok(ReceiverStream::new(messages_out))
+        Ok(messages_out)
     }
 }
 
@@ -108,20 +139,21 @@ struct Session<S> {
     connection: ConnectionId,
     messages: S,
     newest: Arc<Mutex<Newest>>,
+    /// Whether the node may open another stream if this one breaks.
+    may_return: bool,
 }
 
 impl<S> Session<S>
 where
     S: Stream<Item = Result<pb::NodeMessage, Status>> + Send + Unpin,
 {
-    async fn run(mut self, outbox: Outbox, stranger: OwnedSemaphorePermit) {
+    async fn run(mut self, outbox: ToNode, stranger: OwnedSemaphorePermit) {
         match self.join(&outbox).await {
             // The engine will refuse the node, so its stream is not read any more.
             Ok(false) => return,
             Ok(true) => drop((outbox, stranger)),
             Err(status) => {
-                // The node may be gone.
-                let _ = outbox.try_send(Err(status));
+                outbox.greet(Err(status));
                 return;
             }
         }
@@ -130,12 +162,12 @@ where
     }
 
     fn event(&self, why: String) -> Event {
-        Event::Lost { connection: self.connection, why }
+        Event::Lost { connection: self.connection, why, may_return: self.may_return }
     }
 
     /// Challenges the node and passes its answer to the engine. Returns whether it knows the
     /// secret.
-    async fn join(&mut self, outbox: &Outbox) -> Result<bool, Status> {
+    async fn join(&mut self, outbox: &ToNode) -> Result<bool, Status> {
         let nonce = auth::nonce();
         let challenge = pb::Challenge {
             nonce: nonce.to_vec(),
@@ -143,7 +175,8 @@ where
             version: VERSION.to_owned(),
             epoch: self.context.epoch,
         };
-        let _ = outbox.try_send(Ok(convert::message(Message::Challenge(challenge))));
+        let message = Some(Message::Challenge(challenge));
+        outbox.greet(Ok(pb::CoordinatorMessage { message }));
         let limit = self.context.join_timeout;
         let first = tokio::select! {
             first = timeout(limit, self.messages.next()) => first,
@@ -167,6 +200,8 @@ where
             metrics_address: &join.metrics_address,
             line_mbit: join.line_mbit,
             epoch: join.epoch,
+            attempt: join.attempt,
+            received: join.received,
         };
         let proven = join.nonce.len() == auth::NONCE_BYTES
             && self.context.secret.verify(&claim, &join.proof);
@@ -197,37 +232,38 @@ where
         loop {
             let wire = match self.messages.next().await {
                 Some(Ok(wire)) => wire,
-                None => return "it closed its stream".to_owned(),
-                Some(Err(status)) => return format!("its stream broke: {}", status.message()),
+                // It has ended by itself.
+                None => {
+                    self.may_return = false;
+                    return "it closed its stream".to_owned();
+                }
+                Some(Err(status)) => {
+                    // A node does not come back after a message that can't be read.
+                    let is_wrong = matches!(status.code(), Code::OutOfRange | Code::Unimplemented);
+                    self.may_return &= !is_wrong;
+                    return format!("its stream broke: {}", status.message());
+                }
             };
             let connection = self.connection;
-            let event = match convert::incoming(connection, wire) {
-                Ok(Incoming::Event(event)) => event,
-                Ok(Incoming::Heartbeat { sent_ns, report, samples, begun }) => {
+            let inbound = match convert::incoming(connection, wire) {
+                Ok(Incoming::Event(event)) => Inbound::Event(event),
+                Ok(Incoming::Heartbeat { sent_ns, report, samples, begun, received }) => {
                     self.note(sent_ns, begun, report);
                     if samples {
                         // All nodes must know of the step before its operations are ordered.
                         let by = (!self.context.traces.goes_on(true)).then_some(connection);
                         let _ = self.context.inbox.send(Inbound::Traced { by }).await;
                     }
-                    Event::MessageReceived { connection }
+                    Inbound::Heartbeat { connection, received }
                 }
-                Ok(Incoming::Trace(batch)) => {
-                    self.context.traces.give(&batch);
-                    Event::MessageReceived { connection }
+                Ok(Incoming::Trace(batch)) => Inbound::Trace { connection, batch },
+                Ok(Incoming::Explained(explained)) => Inbound::Explained { connection, explained },
+                Ok(Incoming::Overdue) => Inbound::Overdue { connection },
+                Err(error) => {
+                    Inbound::Event(Event::Nonsense { connection, what: error.to_string() })
                 }
-                Ok(Incoming::Explained(explained)) => {
-                    let _ =
-                        self.context.inbox.send(Inbound::Explained { connection, explained }).await;
-                    Event::MessageReceived { connection }
-                }
-                Ok(Incoming::Overdue) => {
-                    let _ = self.context.inbox.send(Inbound::Overdue).await;
-                    Event::MessageReceived { connection }
-                }
-                Err(error) => Event::Nonsense { connection, what: error.to_string() },
             };
-            let _ = self.context.inbox.send(Inbound::Event(event)).await;
+            let _ = self.context.inbox.send(inbound).await;
         }
     }
 }

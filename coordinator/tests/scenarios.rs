@@ -107,4 +107,5 @@ scenarios! {
     servers,
     rooted,
     elastic,
+    returning,
 }

@@ -1,6 +1,7 @@
 //! The coordinator over real connections, with raw clients that follow the protocol, or don't.
 
 #[path = "sessions/client.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod client;
 
 use std::time::{Duration, Instant};

@@ -217,7 +217,7 @@ impl Daemon {
         let (job, outgoing) = Job::new();
         let (intake, added) = mpsc::unbounded_channel();
         let (resubmit, resubmitted) = mpsc::unbounded_channel();
-        let node = Node::new(config.clone(), job.clone(), resubmit);
+        let node = Node::new(config.clone(), job.clone(), resubmit, acceptor.clone());
         on_scrape(&node);
         intake::reader::start(Arc::downgrade(&node), added, resubmitted);
         if notices.is_some() {
@@ -243,6 +243,7 @@ impl Daemon {
             line_mbit: Line::of(data_address.ip(), config.line_rate).mbit(),
             start_timeout: config.start_timeout,
             retransmission: config.retransmission,
+            recovery: config.recovery,
         };
         let mut dispatcher =
             Dispatcher { node: node.clone(), listener: Some(data), cancel: stop.clone() };
@@ -261,13 +262,19 @@ impl Daemon {
             std::future::pending::<()>().await;
         };
         let liveness = node.liveness.clone();
-        let negotiated =
-            client::negotiate(introduction, job.clone(), outgoing, liveness, &mut dispatcher);
-        tokio::select! {
-            () = negotiated => {}
-            () = announce => {}
-            () = cancelled => {}
-        }
+        let negotiated = client::negotiate(
+            introduction,
+            job.clone(),
+            outgoing,
+            liveness,
+            node.coordinator_ended.clone(),
+            &mut dispatcher,
+        );
+        let farewell = tokio::select! {
+            farewell = negotiated => farewell,
+            () = announce => None,
+            () = cancelled => None,
+        };
         ready(false);
 
         // First stop all access to the workers' memory, then notify them.
@@ -310,6 +317,9 @@ impl Daemon {
         stop.cancel();
         // A panic of the task has already been reported.
         let _ = accept.await;
+        if let Some(farewell) = farewell {
+            let _ = farewell.await;
+        }
         if let Some(path) = Some(&config.socket).filter(|socket| !socket.starts_with('@')) {
             // CLEAN: a socket in the file system outlives its process.
             let _ = std::fs::remove_file(path);

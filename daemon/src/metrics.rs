@@ -76,6 +76,11 @@ pub(crate) fn recovered_connection() {
     DAEMON.recovered_connections.increment(1);
 }
 
+/// The stream to the coordinator broke, and continues on another connection.
+pub(crate) fn recovered_stream() {
+    DAEMON.recovered_streams.increment(1);
+}
+
 pub(crate) fn process_sets(sets: usize) {
     DAEMON.process_sets.set(sets as f64);
 }

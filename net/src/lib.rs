@@ -66,6 +66,28 @@ pub struct Path {
 /// # Errors
 /// If `socket` is not a TCP socket.
 pub fn path(socket: &impl AsFd) -> io::Result<Path> {
+    let info = info(socket)?;
+    Ok(Path {
+        round_trip: Duration::from_micros(info.tcpi_rtt.into()),
+        packets: info.tcpi_segs_out,
+        retransmits: info.tcpi_total_retrans,
+    })
+}
+
+/// For how long the peer's system has not answered packets or probes, without the time that an
+/// answer takes. Zero if it has answered, even if the peer reads nothing.
+///
+/// # Errors
+/// If `socket` is not a TCP socket.
+pub fn unanswered(socket: &impl AsFd) -> io::Result<Duration> {
+    let info = info(socket)?;
+    let has_asked = info.tcpi_retransmits > 0 || info.tcpi_probes > 0;
+    let since = Duration::from_millis(info.tcpi_last_ack_recv.into());
+    let trips = Duration::from_micros(info.tcpi_rtt.into()) * 4;
+    Ok(if has_asked { since.saturating_sub(trips) } else { Duration::ZERO })
+}
+
+fn info(socket: &impl AsFd) -> io::Result<libc::tcp_info> {
     // SAFETY: all of its fields are numbers, for which zero is valid. An older system fills only a
     // part, and the rest stays zero.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
@@ -81,14 +103,7 @@ pub fn path(socket: &impl AsFd) -> io::Result<Path> {
             &raw mut length,
         )
     };
-    if failed != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(Path {
-        round_trip: Duration::from_micros(info.tcpi_rtt.into()),
-        packets: info.tcpi_segs_out,
-        retransmits: info.tcpi_total_retrans,
-    })
+    if failed == 0 { Ok(info) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Bytes to send, of a slice or of shared memory, which others may change meanwhile. Only the

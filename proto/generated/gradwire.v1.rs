@@ -649,7 +649,10 @@ pub mod node_message {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CoordinatorMessage {
-    #[prost(oneof = "coordinator_message::Message", tags = "1, 2, 3, 4, 5, 6, 10, 11")]
+    #[prost(
+        oneof = "coordinator_message::Message",
+        tags = "1, 2, 3, 4, 5, 6, 10, 11, 7"
+    )]
     pub message: ::core::option::Option<coordinator_message::Message>,
 }
 /// Nested message and enum types in `CoordinatorMessage`.
@@ -672,6 +675,8 @@ pub mod coordinator_message {
         Explain(super::Explain),
         #[prost(message, tag = "11")]
         Stalled(super::Stalled),
+        #[prost(message, tag = "7")]
+        Resumed(super::Resumed),
     }
 }
 /// Random bytes. The joining node must prove the job's secret over them.
@@ -726,6 +731,21 @@ pub struct Join {
     /// in an elastic job: the epoch for which this daemon was started
     #[prost(uint64, tag = "13")]
     pub epoch: u64,
+    /// how many streams this daemon has tried to open before
+    #[prost(uint32, tag = "14")]
+    pub attempt: u32,
+    /// how many messages of the coordinator it has received
+    #[prost(uint64, tag = "15")]
+    pub received: u64,
+}
+/// Answers a Join on another stream than the first: the coordinator continues.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Resumed {
+    /// how many messages of the node the coordinator has received
+    #[prost(uint64, tag = "1")]
+    pub received: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub proof: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct World {
@@ -1092,6 +1112,9 @@ pub struct Heartbeat {
     /// From a node: one of its ranks has attached. From the coordinator: a rank of the job has.
     #[prost(bool, tag = "6")]
     pub begun: bool,
+    /// how many messages of the receiver the sender has received
+    #[prost(uint64, tag = "7")]
+    pub received: u64,
 }
 /// What a node does. Rates are over the time since the previous report.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1495,6 +1518,9 @@ pub struct NodeStatus {
     /// rate of its line in Mbit/s; 0 if it is not known
     #[prost(uint32, tag = "8")]
     pub line_mbit: u32,
+    /// how often its stream broke and was opened again
+    #[prost(uint32, tag = "9")]
+    pub reconnections: u32,
 }
 /// What a node does, as its daemon has reported it.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -33,9 +33,13 @@ pub enum Claim<'a> {
         metrics_address: &'a str,
         line_mbit: u32,
         epoch: u64,
+        attempt: u32,
+        received: u64,
     },
     /// The coordinator answers a node's join; `nonce` is the node's.
     World { nonce: &'a [u8], job: &'a str, epoch: u64 },
+    /// The coordinator answers a node that joins again; `nonce` is the node's.
+    Resumed { nonce: &'a [u8], job: &'a str, epoch: u64, received: u64 },
     /// A worker attaches to its node's daemon; `challenge` is the daemon's nonce. In an elastic job
     /// `local_rank` is the number of the worker in the job.
     Attach { challenge: &'a [u8], job: &'a str, local_rank: u32 },
@@ -64,6 +68,8 @@ impl Claim<'_> {
                 metrics_address,
                 line_mbit,
                 epoch,
+                attempt,
+                received,
             } => each(&[
                 b"gradwire join",
                 challenge,
@@ -77,10 +83,19 @@ impl Claim<'_> {
                 metrics_address.as_bytes(),
                 &line_mbit.to_le_bytes(),
                 &epoch.to_le_bytes(),
+                &attempt.to_le_bytes(),
+                &received.to_le_bytes(),
             ]),
             Self::World { nonce, job, epoch } => {
                 each(&[b"gradwire world", nonce, job.as_bytes(), &epoch.to_le_bytes()]);
             }
+            Self::Resumed { nonce, job, epoch, received } => each(&[
+                b"gradwire resumed",
+                nonce,
+                job.as_bytes(),
+                &epoch.to_le_bytes(),
+                &received.to_le_bytes(),
+            ]),
             Self::Attach { challenge, job, local_rank } => {
                 let local_rank = local_rank.to_le_bytes();
                 each(&[b"gradwire attach", challenge, job.as_bytes(), &local_rank]);

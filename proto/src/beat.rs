@@ -113,6 +113,13 @@ impl Limits {
         let all = timeout + interval;
         Self { all, stream: all + retransmission, retransmission }
     }
+
+    /// The limits for a side that may return within `time` after its last message.
+    #[must_use]
+    pub fn at_least(self, time: Duration) -> Self {
+        let all = self.all.max(time);
+        Self { all, stream: all + self.retransmission, ..self }
+    }
 }
 
 /// When the other side was last heard, by the receiver's own clock.
@@ -230,6 +237,16 @@ mod tests {
         assert_eq!(only_datagrams.silence(&limits, seconds(5.4)), None);
         let silence = only_datagrams.silence(&limits, seconds(5.5));
         assert_eq!(silence, Some(Silence::Stream(seconds(4.5))));
+    }
+
+    #[test]
+    fn a_side_that_may_return_has_more_time() {
+        let limits = Limits::new(Duration::from_millis(500), Duration::from_secs(3));
+        assert_eq!(limits.at_least(Duration::from_secs(1)), limits);
+        let longer = limits.at_least(Duration::from_secs(10));
+        let seconds = Duration::from_secs;
+        assert_eq!((longer.all, longer.stream), (seconds(10), seconds(11)));
+        assert_eq!(longer.retransmission, limits.retransmission);
     }
 
     fn beat() -> Beat {

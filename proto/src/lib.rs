@@ -27,6 +27,7 @@ pub mod compression;
 pub mod convert;
 pub mod failure;
 pub mod float8;
+pub mod numbered;
 pub mod pb;
 pub mod rack;
 pub mod request;
@@ -45,7 +46,7 @@ pub use types::{
 };
 
 /// The version of the messages of this crate. It must be the same on both sides of a connection.
-pub const PROTOCOL: u32 = 12;
+pub const PROTOCOL: u32 = 13;
 
 /// What a node sends first on its connection to the coordinator, before HTTP/2. So the coordinator
 /// can tell nodes from viewers without reading any further.

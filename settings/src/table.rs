@@ -200,10 +200,13 @@ sections! {
     }
     /// What a job survives.
     Recovery {
-        /// Whether a data connection that breaks is made again and continues where it ended. With
-        /// false, the job fails if data was in flight.
+        /// Whether a connection that breaks is made again and continues where it ended: data
+        /// connections, and those with the coordinator. With false, the job fails if data was in
+        /// flight, or if it was a connection with the coordinator.
         enabled: bool = "recovery.enabled", Kind::Choice(&["false", "true"]), "true", "";
-        /// How long a data connection that broke may be missing before the job fails.
+        /// How long a connection that broke may be missing before the job fails, and how long a
+        /// node and the coordinator may be silent. A daemon that the launcher has seen end is not
+        /// waited for.
         return_timeout: Duration =
             "recovery.return_timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "10000", "ms";
         /// How often an elastic job continues after losses of daemons or their connections in
@@ -277,7 +280,9 @@ sections! {
         interval: Duration =
             "heartbeat.interval_ms", Kind::Number { min: 10, max: 60_000 }, "500", "ms";
         /// A job survives an outage of this length. A node or coordinator that is silent for one
-        /// interval longer is lost. Must be more than twice the interval.
+        /// interval longer is lost; with recovery.enabled, the node then opens another connection
+        /// with the coordinator, and is lost after recovery.return_timeout_ms of silence if that is
+        /// longer. Must be more than twice the interval.
         timeout: Duration =
             "heartbeat.timeout_ms", Kind::Number { min: 30, max: HOUR_MS }, "3000", "ms", User;
     }

@@ -255,6 +255,9 @@ metrics! {
         /// Data connections that broke and were made again, as this node has seen them.
         recovered_connections: Counter =
             "gradwire_daemon_connections_recovered_total", Count, [];
+        /// How often the connection to the coordinator broke and was made again.
+        recovered_streams: Counter =
+            "gradwire_daemon_control_connections_recovered_total", Count, [];
         /// Tensors that have waited for ranks of this node for longer than
         /// negotiation.stall_warning_ms. They are not announced to the coordinator yet.
         stalled_tensors: Gauge = "gradwire_daemon_stalled_tensors", Count, [];

@@ -105,7 +105,8 @@ pub struct RunningDaemon {
 pub struct Cluster {
     runtime: Runtime,
     coordinator: Option<Coordinator>,
-    coordinator_address: SocketAddr,
+    /// The address of the coordinator.
+    pub coordinator_address: SocketAddr,
     /// Ends the coordinator when cancelled.
     pub stop_coordinator: CancellationToken,
     /// The daemons, in the order of the nodes.

@@ -38,6 +38,7 @@ pub fn status(uptime_ms: u64) -> StatusResponse {
         line_mbit: 0,
         silent_ms: 12,
         left_ranks: Vec::new(),
+        reconnections: 1,
         report: Some(report),
     };
     let entry = |at_ms, text: &str| Entry { at_ms, text: text.to_owned() };

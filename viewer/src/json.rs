@@ -90,6 +90,7 @@ fn node(node: &NodeStatus) -> Value {
         "health": view::health(node),
         "silent_seconds": seconds(node.silent_ms),
         "left_ranks": node.left_ranks,
+        "reconnections": node.reconnections,
         "report": node.report.as_ref().map(report),
     })
 }

@@ -23,7 +23,7 @@ use crate::{
     dispatch::{Dispatch, advice::advice, credit::Flying},
     membership::{Membership, members::Members},
     model::{
-        Command, EngineConfig, Event, Output, Phase,
+        Command, ConnectionId, EngineConfig, Event, Output, Phase,
         command::{Execute, Negotiated, Severity},
         event::{Announcement, Latest},
         learned::Memory,
@@ -75,7 +75,9 @@ impl Engine {
     /// Handles one event at a time `now` since the start. Returns what to do and why.
     pub fn step(&mut self, event: Event, now: Duration) -> Output {
         let mut out = Output::default();
-        if let Some(connection) = event.connection() {
+        if let Some(connection) = event.connection()
+            && !matches!(event, Event::Lost { .. })
+        {
             self.membership.received(connection, now);
         }
         match event {
@@ -84,10 +86,11 @@ impl Engine {
                     self.begin();
                 }
             }
-            Event::Lost { connection, why } => {
+            Event::Lost { connection, why, may_return } => {
                 let dispatch = &self.dispatch;
                 let is_busy = |node| dispatch.is_busy(node);
-                if let Some(node) = self.membership.lost(connection, &why, is_busy, &mut out) {
+                let how = (&*why, may_return);
+                if let Some(node) = self.membership.lost(connection, how, is_busy, now, &mut out) {
                     self.lose(node, &why, now, &mut out);
                 }
             }
@@ -119,6 +122,16 @@ impl Engine {
             self.stall.watch(now);
         }
         out
+    }
+
+    /// Whether this is the stream of a node that has none now and may return.
+    pub fn awaits(&self, connection: ConnectionId) -> bool {
+        self.membership.awaits(connection)
+    }
+
+    /// The stream of a node that has joined.
+    pub fn connection(&self, node: NodeId) -> Option<ConnectionId> {
+        self.membership.connection(node)
     }
 
     /// The time at which an [`Event::Tick`] is due, unless another event comes before.
@@ -263,7 +276,11 @@ impl Engine {
         }
         // Silent nodes are lost, stalled tensors are reported (WAIT).
         if let Some((node, why)) = self.membership.silent(now) {
-            return self.lose(node, &why, now, out);
+            let dispatch = &self.dispatch;
+            if !self.membership.stays_away(node, |node| dispatch.is_busy(node), out) {
+                self.lose(node, &why, now, out);
+            }
+            return;
         }
         let members = self.membership.members();
         if let Some(failure) = self.stall.too_long(now, &self.agreement, members) {

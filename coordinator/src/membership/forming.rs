@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use gradwire_proto::{MAX_LABEL_BYTES, PROTOCOL, Rank, VERSION, check_rack_label, pb};
 
-use super::members::Members;
+use super::{
+    absence::Absence,
+    members::{Joined, Members},
+};
 use crate::model::{
     ConnectionId, EngineConfig,
     command::{Node, RefusalKind},
@@ -145,10 +148,61 @@ fn epoch_of(named: u64) -> String {
     if named == 0 { "a job of fixed size".to_owned() } else { format!("epoch {named}") }
 }
 
+/// The node of a join.
+fn node(join: pb::Join, first_rank: u32) -> Node {
+    Node {
+        host: join.host,
+        data_address: join.data_address,
+        metrics_address: join.metrics_address.parse().ok(),
+        first_rank: Rank(first_rank),
+        slots: join.slots,
+        rack: join.rack,
+        line_mbit: join.line_mbit,
+    }
+}
+
+/// Checks that the same daemon joins again which has joined as `there`, and that it has made more
+/// attempts than `last` (TRUST).
+pub(crate) fn check_return(join: &pb::Join, there: &Node, last: u32) -> Result<(), Refusal> {
+    let host = text::excerpt(&join.host, MAX_LABEL_BYTES);
+    if node(join.clone(), there.first_rank.0) != *there {
+        return refuse(
+            RefusalKind::Taken,
+            format!(
+                "node {} (host {host}, data address {}) wants to continue, but node {} is on host \
+                 {}, at {}: only the daemon that has joined may continue",
+                join.order,
+                text::excerpt(&join.data_address, 80),
+                join.order,
+                there.host,
+                there.data_address
+            ),
+        );
+    }
+    if join.attempt <= last {
+        return refuse(
+            RefusalKind::Taken,
+            format!(
+                "stream {} of node {} (host {host}) comes too late: stream {last} has replaced it",
+                join.attempt, join.order
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// A node that has joined.
+#[derive(Debug)]
+struct Entry {
+    connection: ConnectionId,
+    join: pb::Join,
+    absence: Absence,
+}
+
 /// The nodes that have joined while the world is not complete.
 #[derive(Debug, Default)]
 pub(crate) struct Forming {
-    joined: BTreeMap<u32, (ConnectionId, pb::Join)>,
+    joined: BTreeMap<u32, Entry>,
 }
 
 impl Forming {
@@ -161,7 +215,7 @@ impl Forming {
         if self.order_of(connection).is_some() {
             return refuse(RefusalKind::Invalid, "this stream has already joined");
         }
-        if let Some((_, there)) = self.joined.get(&join.order) {
+        if let Some(Entry { join: there, .. }) = self.joined.get(&join.order) {
             return refuse(
                 RefusalKind::Taken,
                 format!(
@@ -172,8 +226,8 @@ impl Forming {
             );
         }
         let same_address =
-            self.joined.values().find(|(_, there)| there.data_address == join.data_address);
-        if let Some((_, there)) = same_address {
+            self.joined.values().find(|there| there.join.data_address == join.data_address);
+        if let Some(Entry { join: there, .. }) = same_address {
             return refuse(
                 RefusalKind::Taken,
                 format!(
@@ -183,24 +237,66 @@ impl Forming {
                 ),
             );
         }
-        self.joined.insert(join.order, (connection, join));
+        self.joined.insert(join.order, Entry { connection, join, absence: Absence::default() });
         Ok(())
     }
 
+    /// A node that has passed [`check_join`] joins again. Returns the stream that is replaced;
+    /// `None` if the node is not known.
+    pub(crate) fn returns(
+        &mut self,
+        connection: ConnectionId,
+        join: &pb::Join,
+        now: Duration,
+    ) -> Result<Option<ConnectionId>, Refusal> {
+        let Some(there) = self.joined.get_mut(&join.order) else { return Ok(None) };
+        check_return(join, &node(there.join.clone(), 0), there.join.attempt)?;
+        there.join.attempt = join.attempt;
+        there.absence.end(now);
+        Ok(Some(std::mem::replace(&mut there.connection, connection)))
+    }
+
+    /// The stream of a node has ended, which may return. Returns whether it had joined.
+    pub(crate) fn leaves(&mut self, connection: ConnectionId, why: &str, now: Duration) -> bool {
+        let of = |there: &&mut Entry| there.connection == connection;
+        let Some(there) = self.joined.values_mut().find(of) else { return false };
+        there.absence.begin(why, now);
+        true
+    }
+
+    /// Whether this is the stream of a node that may return.
+    pub(crate) fn awaits(&self, connection: ConnectionId) -> bool {
+        let mut nodes = self.joined.values();
+        nodes.any(|there| there.connection == connection && there.absence.is_away())
+    }
+
+    /// The node that is away for too long first, when that is, and why it is lost then.
+    pub(crate) fn first_due(&self, limit: Duration) -> Option<(ConnectionId, Duration, String)> {
+        let due = |there: &Entry| {
+            Some((there.connection, there.absence.until(limit)?, there.absence.text(limit)?))
+        };
+        self.joined.values().filter_map(due).min_by_key(|(_, until, _)| *until)
+    }
+
+    /// The stream of a node.
+    pub(crate) fn connection(&self, order: u32) -> Option<ConnectionId> {
+        self.joined.get(&order).map(|there| there.connection)
+    }
+
     fn order_of(&self, connection: ConnectionId) -> Option<u32> {
-        self.joined.iter().find(|(_, (there, _))| *there == connection).map(|(&order, _)| order)
+        self.joined.iter().find(|(_, there)| there.connection == connection).map(|(&at, _)| at)
     }
 
     /// Forgets a node whose stream has ended; its place is free again. Returns its order and host.
     pub(crate) fn forget(&mut self, connection: ConnectionId) -> Option<(u32, String)> {
         let order = self.order_of(connection)?;
-        self.joined.remove(&order).map(|(_, join)| (order, join.host))
+        self.joined.remove(&order).map(|there| (order, there.join.host))
     }
 
     /// The host of a node that has joined.
     pub(crate) fn host(&self, connection: ConnectionId) -> Option<&str> {
         let order = self.order_of(connection)?;
-        self.joined.get(&order).map(|(_, join)| join.host.as_str())
+        self.joined.get(&order).map(|there| there.join.host.as_str())
     }
 
     /// How many nodes have joined.
@@ -213,7 +309,7 @@ impl Forming {
         let missing: Vec<Rank> =
             (0..config.nodes).filter(|order| !self.joined.contains_key(order)).map(Rank).collect();
         let hosts: Vec<_> =
-            self.joined.iter().map(|(o, (_, j))| format!("{o} ({})", j.host)).collect();
+            self.joined.iter().map(|(o, it)| format!("{o} ({})", it.join.host)).collect();
         let joined = match &hosts[..] {
             [] => String::new(),
             _ => format!("; joined: {}", hosts.join(", ")),
@@ -230,18 +326,12 @@ impl Forming {
     /// Returns the world of all nodes that have joined.
     pub(crate) fn close(&mut self, now: Duration) -> Members {
         let mut first_rank = 0;
-        let nodes = std::mem::take(&mut self.joined).into_values().map(|(connection, join)| {
-            let node = Node {
-                host: join.host,
-                data_address: join.data_address,
-                metrics_address: join.metrics_address.parse().ok(),
-                first_rank: Rank(first_rank),
-                slots: join.slots,
-                rack: join.rack,
-                line_mbit: join.line_mbit,
-            };
+        let nodes = std::mem::take(&mut self.joined).into_values().map(|joined| {
+            let Entry { connection, join, absence } = joined;
+            let attempt = join.attempt;
+            let node = node(join, first_rank);
             first_rank += node.slots;
-            (connection, node)
+            Joined { connection, node, attempt, absence }
         });
         Members::new(nodes, now)
     }

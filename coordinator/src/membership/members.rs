@@ -12,6 +12,7 @@ use gradwire_proto::{
     beat::{LastReceived, Limits},
 };
 
+use super::absence::Absence;
 use crate::model::{ConnectionId, command::Node, text};
 
 /// One node of the world.
@@ -27,6 +28,12 @@ pub(crate) struct Member {
     pub(crate) absent: BTreeSet<Rank>,
     /// Whether its stream has ended after all of its ranks had left.
     pub(crate) gone: bool,
+    /// Whether it has no stream now.
+    pub(crate) absence: Absence,
+    /// The number of its stream.
+    pub(crate) attempt: u32,
+    /// Why it is lost for good, if it is.
+    pub(crate) lost: Option<String>,
 }
 
 impl Member {
@@ -48,6 +55,15 @@ impl Member {
     }
 }
 
+/// A node that has joined, when the world becomes complete.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) connection: ConnectionId,
+    pub(crate) node: Node,
+    pub(crate) attempt: u32,
+    pub(crate) absence: Absence,
+}
+
 /// The nodes of the complete world; empty before it is.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
@@ -59,12 +75,9 @@ pub(crate) struct Members {
 
 impl Members {
     /// A world of these nodes, in the order of their ids.
-    pub(crate) fn new(
-        nodes: impl IntoIterator<Item = (ConnectionId, Node)>,
-        now: Duration,
-    ) -> Self {
+    pub(crate) fn new(nodes: impl IntoIterator<Item = Joined>, now: Duration) -> Self {
         let mut members = Self::default();
-        for (connection, node) in nodes {
+        for Joined { connection, node, attempt, absence } in nodes {
             members.by_connection.insert(connection, NodeId(members.all.len() as u32));
             members.all.push(Member {
                 connection,
@@ -73,6 +86,9 @@ impl Members {
                 left: BTreeMap::new(),
                 absent: BTreeSet::new(),
                 gone: false,
+                absence,
+                attempt,
+                lost: None,
             });
         }
         members
@@ -81,6 +97,21 @@ impl Members {
     /// The node at the other end of a stream.
     pub(crate) fn id(&self, connection: ConnectionId) -> Option<NodeId> {
         self.by_connection.get(&connection).copied()
+    }
+
+    /// The node continues on another stream. Returns the earlier one.
+    pub(crate) fn moves(
+        &mut self,
+        node: NodeId,
+        connection: ConnectionId,
+        attempt: u32,
+    ) -> Option<ConnectionId> {
+        let member = self.all.get_mut(node.index())?;
+        member.attempt = attempt;
+        let earlier = std::mem::replace(&mut member.connection, connection);
+        self.by_connection.remove(&earlier);
+        self.by_connection.insert(connection, node);
+        Some(earlier)
     }
 
     /// A node by its id.
@@ -153,16 +184,20 @@ impl Members {
         self.get(node).map_or("", |m| m.node.host.as_str())
     }
 
-    /// The node whose silence will exceed the limit first, and when.
-    pub(crate) fn first_due(&self, limits: &Limits) -> Option<(NodeId, Duration)> {
+    /// The node whose silence or absence will exceed its limit first, and when.
+    pub(crate) fn first_due(&self, limits: &Limits, away: Duration) -> Option<(NodeId, Duration)> {
         let alive = self.iter().filter(|(_, member)| !member.gone);
-        alive
-            .map(|(id, member)| (id, member.last_received.deadline(limits)))
-            .min_by_key(|due| due.1)
+        let due = |member: &Member| {
+            member.absence.until(away).unwrap_or_else(|| member.last_received.deadline(limits))
+        };
+        alive.map(|(id, member)| (id, due(member))).min_by_key(|due| due.1)
     }
 
     /// Ignores all silence up to now, because the coordinator itself was suspended.
     pub(crate) fn received_from_all(&mut self, now: Duration) {
-        self.all.iter_mut().for_each(|m| m.last_received = LastReceived::at(now));
+        for member in &mut self.all {
+            member.last_received = LastReceived::at(now);
+            member.absence.restart(now);
+        }
     }
 }

@@ -2,15 +2,19 @@
 //!
 //! - `members`: the nodes of the complete world, when each last sent something, and which ranks
 //!   have left
+//! - `absence`: how long a node has been without a stream
 //! - `forming`: which nodes may join, while the world is not complete
+//! - `streams`: streams that end, and others that continue
 //! - `causes`: the first cause of a failure
 //!
 //! [`Membership`] owns the phase. It decides which nodes join, and why the job ends.
 
 pub(crate) mod members;
 
+mod absence;
 mod causes;
 mod forming;
+mod streams;
 
 use std::{sync::Arc, time::Duration};
 
@@ -103,7 +107,8 @@ impl Membership {
 
     /// The nodes of the complete world, for the status.
     pub(crate) fn status(&self, now: Duration) -> Vec<pb::NodeStatus> {
-        let status = self.members.iter().map(|(_, Member { node, last_received, left, .. })| {
+        let status = self.members.iter().map(|(_, member)| {
+            let Member { node, last_received, left, absence, .. } = member;
             pb::NodeStatus {
                 host: node.host.clone(),
                 first_rank: node.first_rank.0,
@@ -112,6 +117,7 @@ impl Membership {
                 line_mbit: node.line_mbit,
                 silent_ms: milliseconds(now.saturating_sub(last_received.last())),
                 left_ranks: numbers(left.keys()),
+                reconnections: absence.returns,
                 report: None,
             }
         });
@@ -121,8 +127,14 @@ impl Membership {
     /// When [`Membership::tick`] or [`Membership::silent`] is due next.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         match &self.state {
-            JobState::Forming { next_report } => Some(self.config.start_timeout.min(*next_report)),
-            JobState::Running => self.members.first_due(&self.config.silence()).map(|(_, due)| due),
+            JobState::Forming { next_report } => {
+                let away = self.forming.first_due(self.away()).map(|(_, until, _)| until);
+                let due = self.config.start_timeout.min(*next_report);
+                Some(away.map_or(due, |until| until.min(due)))
+            }
+            JobState::Running => {
+                self.members.first_due(&self.config.silence(), self.away()).map(|(_, due)| due)
+            }
             JobState::Failing(causes) => Some(causes.until),
             JobState::Over(_) => None,
         }
@@ -133,13 +145,7 @@ impl Membership {
         let node = self.members.id(connection);
         if let Some(member) = node.and_then(|node| self.members.get_mut(node)) {
             member.last_received.stream = now;
-        }
-    }
-
-    /// Notes that a heartbeat datagram of a node was received.
-    pub(crate) fn received_datagram(&mut self, node: NodeId, now: Duration) {
-        if let Some(member) = self.members.get_mut(node) {
-            member.last_received.datagram = now;
+            member.absence.received();
         }
     }
 
@@ -153,7 +159,17 @@ impl Membership {
         out: &mut Output,
     ) -> bool {
         let described = format!("node {} (host {})", join.order, text::excerpt(&join.host, 80));
-        let admitted = check_join(&self.config, &join, proven).and_then(|()| match &self.state {
+        let checked = check_join(&self.config, &join, proven);
+        let returned = match checked {
+            Ok(()) if join.attempt > 0 && self.config.return_timeout.is_some() => {
+                self.returned(connection, &join, now, out)
+            }
+            checked => checked.map(|()| false),
+        };
+        if let Ok(true) = returned {
+            return false;
+        }
+        let admitted = returned.and_then(|_| match &self.state {
             JobState::Forming { .. } => self.forming.admit(connection, join),
             JobState::Running => Err(Refusal {
                 kind: RefusalKind::Taken,
@@ -229,43 +245,6 @@ impl Membership {
         );
         out.reason.clone_from(&self.why);
         true
-    }
-
-    /// Handles the end of a stream. Returns the node if its loss is a failure. `is_busy` returns
-    /// whether a node takes part in an operation that it has not done.
-    pub(crate) fn lost(
-        &mut self,
-        connection: ConnectionId,
-        why: &str,
-        is_busy: impl Fn(NodeId) -> bool,
-        out: &mut Output,
-    ) -> Option<NodeId> {
-        if let JobState::Forming { .. } = self.state {
-            if let Some((order, host)) = self.forming.forget(connection) {
-                if self.config.elastic {
-                    // Its successor belongs to another epoch.
-                    let what = format!("gradwired disconnected ({why}) before the epoch had begun");
-                    self.abort(Failure::new(FailureKind::NodeLost, what).host(host), out);
-                    return None;
-                }
-                let missing = self.forming.missing(&self.config);
-                out.reason = format!("node {order} (host {host}) disconnected ({why}): {missing}");
-                let text = out.reason.clone();
-                out.commands.push(Command::Report { severity: Severity::Warning, text });
-            }
-            return None;
-        }
-        let node = self.members.id(connection)?;
-        if let Some(member) = self.members.get_mut(node)
-            && member.has_left()
-            && !is_busy(node)
-        {
-            member.gone = true;
-            let who = self.members.describe(node);
-            out.reason = format!("{who} closed its stream after it had left");
-            return None;
-        }
-        Some(node)
     }
 
     /// Handles a failure that a node has reported.
@@ -367,6 +346,12 @@ impl Membership {
                 };
                 self.abort(Failure::new(kind, what).hint(hint), out);
             }
+            JobState::Forming { .. }
+                if let Some((connection, until, why)) = self.forming.first_due(self.away())
+                    && now >= until =>
+            {
+                self.leaves_forming(connection, &why, out);
+            }
             JobState::Forming { next_report } if now >= *next_report => {
                 self.state = JobState::Forming { next_report: now + WAITING_REPORT };
                 out.reason = self.forming.missing(&self.config);
@@ -397,7 +382,10 @@ impl Membership {
     /// A node that has been silent for too long, and a description of its silence (WAIT).
     pub(crate) fn silent(&self, now: Duration) -> Option<(NodeId, String)> {
         let limits = self.config.silence();
-        let (node, _) = self.members.first_due(&limits)?;
+        let (node, due) = self.members.first_due(&limits, self.away())?;
+        if let Some(why) = self.members.get(node)?.absence.text(self.away()) {
+            return (now >= due).then_some((node, why));
+        }
         let why = match self.members.get(node)?.last_received.silence(&limits, now)? {
             Silence::All(time) => format!("it has been silent for {}", text::seconds(time)),
             Silence::Stream(time) => format!(

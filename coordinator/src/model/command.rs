@@ -236,6 +236,15 @@ pub enum Command {
         /// The world.
         world: Arc<World>,
     },
+    /// Continue with a node on another stream.
+    Resume {
+        /// The new stream.
+        connection: ConnectionId,
+        /// The stream that it replaces; `None` if the coordinator has not seen its join.
+        earlier: Option<ConnectionId>,
+        /// How many messages the node has received.
+        received: u64,
+    },
     /// End a stream whose node may not join.
     Refuse {
         /// The stream.

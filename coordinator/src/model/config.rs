@@ -47,6 +47,8 @@ pub struct EngineConfig {
     pub heartbeat_interval: Duration,
     /// The silence after which a node is lost; more than twice the interval.
     pub heartbeat_timeout: Duration,
+    /// How long a node whose stream broke may be away; `None`: it is lost at once.
+    pub return_timeout: Option<Duration>,
     /// How long to wait for the nodes to join.
     pub start_timeout: Duration,
     /// How long to collect failure reports before the cause is sent to all nodes.
@@ -125,6 +127,7 @@ impl EngineConfig {
             quantized_rules,
             heartbeat_interval: settings.heartbeat.interval,
             heartbeat_timeout: settings.heartbeat.timeout,
+            return_timeout: settings.recovery.enabled.then_some(settings.recovery.return_timeout),
             start_timeout: settings.start.timeout,
             cause_window: settings.coordinator.cause_window,
             stall_warning: negotiation.stall_warning,
@@ -156,9 +159,11 @@ impl EngineConfig {
         if self.elastic { self.epoch.0 } else { 0 }
     }
 
-    /// How long a node may be silent.
+    /// How long a node may be silent. Its stream may have broken without a sign of that, and
+    /// another one may follow.
     pub(crate) fn silence(&self) -> Limits {
-        Limits::new(self.heartbeat_interval, self.heartbeat_timeout)
+        let limits = Limits::new(self.heartbeat_interval, self.heartbeat_timeout);
+        limits.at_least(self.return_timeout.unwrap_or_default())
     }
 
     /// Checks every value.
@@ -189,6 +194,7 @@ impl EngineConfig {
         check("stall_warning", stall >= Duration::from_millis(10), ms(stall), least)?;
         for (name, time) in [
             ("heartbeat_timeout", self.heartbeat_timeout),
+            ("return_timeout", self.return_timeout.unwrap_or_default()),
             ("start_timeout", self.start_timeout),
             ("cause_window", self.cause_window),
             ("stall_warning", stall),

@@ -84,6 +84,8 @@ pub enum Event {
         connection: ConnectionId,
         /// What the runtime saw, for the failure's text.
         why: String,
+        /// Whether the node may continue on another stream.
+        may_return: bool,
     },
     /// A node sent something that is not a message of the protocol.
     Nonsense {

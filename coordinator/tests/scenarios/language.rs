@@ -62,6 +62,7 @@ fn config(text: &str) -> Parsed<EngineConfig> {
     // With one algorithm, the answers do not depend on the cost model.
     config.rules = Rules::parse("ring").expect("an algorithm");
     config.probe = false;
+    config.return_timeout = None;
     for pair in pairs(text) {
         let (key, value) = pair?;
         match key {
@@ -77,6 +78,7 @@ fn config(text: &str) -> Parsed<EngineConfig> {
             "shutdown" => config.stall_shutdown = time(value)?,
             "deadlock" if value == "warn" => config.deadlock = OnDeadlock::Warn,
             "start" => config.start_timeout = time(value)?,
+            "return" => config.return_timeout = Some(time(value)?),
             "epoch" => (config.epoch, config.elastic) = (Epoch(number(value)?), true),
             "algorithm" => config.rules = Rules::parse(value).map_err(|e| e.to_string())?,
             _ => return Err(format!("unknown setting {key}")),
@@ -109,6 +111,8 @@ fn join(connection: u32, text: &str) -> Parsed<(pb::Join, bool)> {
             "slots" => join.slots = number(value)?,
             "order" => join.order = number(value)?,
             "epoch" => join.epoch = number(value)?,
+            "attempt" => join.attempt = number(value)?,
+            "received" => join.received = number(value)?,
             "rack" => value.clone_into(&mut join.rack),
             "metrics" => value.clone_into(&mut join.metrics_address),
             "proven" => proven = value == "true",
@@ -303,7 +307,8 @@ impl Scenario {
             "left" => Event::Left { connection, ranks: ranks(rest)?, absent: false },
             "absent" => Event::Left { connection, ranks: ranks(rest)?, absent: true },
             "stuck" => stuck(connection, rest)?,
-            "lost" => Event::Lost { connection, why: rest.to_owned() },
+            "lost" => Event::Lost { connection, why: rest.to_owned(), may_return: false },
+            "broke" => Event::Lost { connection, why: rest.to_owned(), may_return: true },
             "alive" => Event::MessageReceived { connection },
             "datagram" => Event::DatagramReceived { node: NodeId(node) },
             "nonsense" => Event::Nonsense { connection, what: rest.to_owned() },

@@ -156,6 +156,10 @@ pub(crate) fn output(output: &Output) -> String {
                     .collect();
                 writeln!(text, "welcome {} as node {node}: {}", connection.0, nodes.join(", "))
             }
+            Command::Resume { connection, earlier, received } => {
+                let earlier = earlier.map_or_else(|| "none".to_owned(), |at| at.0.to_string());
+                writeln!(text, "resume {} instead of {earlier} from {received}", connection.0)
+            }
             Command::Refuse { connection, kind, text: why } => {
                 writeln!(text, "refuse {}: {kind:?}: {why}", connection.0)
             }

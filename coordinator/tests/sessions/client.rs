@@ -1,6 +1,10 @@
 //! A node as the coordinator sees it: a raw gRPC client that can also behave badly.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    io::ErrorKind,
+    net::{Shutdown, SocketAddr},
+    time::Duration,
+};
 
 use gradwire_coordinator::{CoordinatorConfig, CoordinatorError, run};
 use gradwire_proto::{
@@ -10,10 +14,20 @@ use gradwire_proto::{
 };
 use gradwire_services::coordinator_client::CoordinatorClient;
 use gradwire_settings::{ProbeEnabled, Settings};
-use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle, time::timeout};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    task::JoinHandle,
+    time::timeout,
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{
+    Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+use tower::service_fn;
 
 /// The time limit of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -34,6 +48,8 @@ impl Served {
         settings.probe.enabled = ProbeEnabled::False;
         let mut config =
             CoordinatorConfig::new(job, secret.clone(), (nodes, 0), &settings).unwrap();
+        // A raw stream does not come back.
+        config.engine.return_timeout = None;
         change(&mut config);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -47,17 +63,32 @@ impl Served {
         timeout(LIMIT, self.running).await.expect("run returns").unwrap().unwrap()
     }
 
-    pub(crate) async fn channel(&self) -> Channel {
+    fn endpoint(&self) -> Endpoint {
         let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
-        endpoint.initial_stream_window_size(65_535).connect().await.unwrap()
+        endpoint.initial_stream_window_size(65_535)
+    }
+
+    pub(crate) async fn channel(&self) -> Channel {
+        self.endpoint().connect().await.unwrap()
     }
 
     /// Opens a stream and reads the challenge.
     pub(crate) async fn open(&self) -> Result<Node, Status> {
         let (send, messages) = mpsc::channel(64);
-        let mut client = CoordinatorClient::new(self.channel().await);
+        let socket = std::net::TcpStream::connect(self.address).unwrap();
+        let mut once = Some(socket.try_clone().unwrap());
+        let connector = service_fn(move |_| {
+            let socket = once.take().ok_or(ErrorKind::NotConnected);
+            async {
+                let socket = socket?;
+                socket.set_nonblocking(true)?;
+                std::io::Result::Ok(TokioIo::new(TcpStream::from_std(socket)?))
+            }
+        });
+        let channel = self.endpoint().connect_with_connector(connector).await.unwrap();
+        let mut client = CoordinatorClient::new(channel);
         let receive = client.session(ReceiverStream::new(messages)).await?.into_inner();
-        let mut node = Node { send, receive, nonce: nonce(), challenge: Vec::new() };
+        let mut node = Node { send, receive, nonce: nonce(), challenge: Vec::new(), socket };
         match node.receive().await? {
             Message::Challenge(challenge) => {
                 assert_eq!((challenge.protocol, challenge.version.as_str()), (PROTOCOL, VERSION));
@@ -70,7 +101,7 @@ impl Served {
 
     /// The join message of node `order` with `slots` slots.
     pub(crate) fn join(&self, node: &Node, order: u32, slots: u32) -> pb::Join {
-        let mut join = pb::Join {
+        let join = pb::Join {
             protocol: PROTOCOL,
             version: VERSION.to_owned(),
             job: "job".to_owned(),
@@ -81,22 +112,31 @@ impl Served {
             rack: "r".to_owned(),
             line_mbit: 0,
             epoch: 0,
+            attempt: 0,
+            received: 0,
             metrics_address: format!("127.0.0.1:{}", 9401 + order),
             nonce: node.nonce.to_vec(),
             proof: Vec::new(),
         };
+        self.proven(node, join)
+    }
+
+    /// The message with the proof for it.
+    pub(crate) fn proven(&self, node: &Node, mut join: pb::Join) -> pb::Join {
         let claim = Claim::Join {
             challenge: &node.challenge,
             nonce: &join.nonce,
             job: &join.job,
             host: &join.host,
             data_address: &join.data_address,
-            slots,
-            order,
+            slots: join.slots,
+            order: join.order,
             rack: &join.rack,
             metrics_address: &join.metrics_address,
             line_mbit: join.line_mbit,
             epoch: join.epoch,
+            attempt: join.attempt,
+            received: join.received,
         };
         join.proof = self.secret.prove(&claim).to_vec();
         join
@@ -108,6 +148,27 @@ impl Served {
         let join = self.join(&node, order, slots);
         node.say(Say::Join(join)).await;
         node
+    }
+
+    /// Opens another stream for a node that has joined and `received` N messages. Reads the count
+    /// of the coordinator; `Err` if it refuses.
+    pub(crate) async fn returned(
+        &self,
+        order: u32,
+        attempt: u32,
+        received: u64,
+    ) -> Result<(Node, u64), Status> {
+        let mut node = self.open().await?;
+        let join = pb::Join { attempt, received, ..self.join(&node, order, 1) };
+        node.say(Say::Join(self.proven(&node, join))).await;
+        match node.receive().await? {
+            Message::Resumed(pb::Resumed { received, proof }) => {
+                let claim = Claim::Resumed { nonce: &node.nonce, job: "job", epoch: 1, received };
+                assert!(self.secret.verify(&claim, &proof));
+                Ok((node, received))
+            }
+            other => panic!("{other:?} instead of the coordinator's count"),
+        }
     }
 
     /// A complete world of nodes with one slot each.
@@ -129,9 +190,15 @@ pub(crate) struct Node {
     pub(crate) receive: Streaming<pb::CoordinatorMessage>,
     nonce: [u8; 32],
     challenge: Vec<u8>,
+    socket: std::net::TcpStream,
 }
 
 impl Node {
+    /// Breaks the connection, without the end of the stream.
+    pub(crate) fn breaks(self) {
+        self.socket.shutdown(Shutdown::Both).unwrap();
+    }
+
     pub(crate) async fn say(&self, message: Say) {
         self.send.send(pb::NodeMessage { message: Some(message) }).await.unwrap();
     }

@@ -5,23 +5,35 @@
 //! the coordinator is lost. A failure of this node is first sent to the coordinator, which has the
 //! reports of all nodes. The node ends with its own failure only if no answer arrives in time
 //! (WAIT).
+//!
+//! If the stream breaks, the node opens another one, on which both sides continue with the messages
+//! that the other one has not received ([`gradwire_proto::numbered`]). Meanwhile its own messages
+//! wait.
+//!
+//! - `returning`: continues on another stream
 
-use std::{sync::Arc, time::Duration};
+mod returning;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use gradwire_proto::{
     Ending, Failure, FailureKind, MAX_CONTROL_MESSAGE, TensorId,
+    numbered::Received,
     pb::{self, coordinator_message, node_message},
 };
+use gradwire_services::shared::Shared;
 use prost::Message;
 use tokio::{
     sync::mpsc,
+    task::JoinHandle,
     time::{Instant, sleep_until},
 };
 use tokio_stream::StreamExt;
-use tonic::Status;
+use tokio_util::sync::CancellationToken;
 
+use self::returning::Return;
 use super::{
-    connect::{Introduction, Messages, from_status, lost, open},
+    connect::{Introduction, Messages, ToCoordinator, from_status, is_broken, lost, open},
     dispatch::Dispatcher,
     explain,
     liveness::Liveness,
@@ -46,35 +58,48 @@ const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
 /// The limit for the announcements that a join makes ready, in bytes.
 const MAX_JOINED: usize = MAX_CONTROL_MESSAGE - (64 << 10);
 
-/// Takes part in the job until it is over, and sets the ending in `job`.
+/// Takes part in the job until it is over, and sets the ending in `job`. `coordinator_ended` is
+/// cancelled once the coordinator's process is known to have ended. Returns the task that confirms
+/// the coordinator's last message, if there is one; it ends soon.
 pub(crate) async fn negotiate(
     introduction: Introduction,
     job: Job,
     outgoing: mpsc::UnboundedReceiver<Outgoing>,
     liveness: Arc<Liveness>,
+    coordinator_ended: CancellationToken,
     dispatcher: &mut Dispatcher,
-) {
+) -> Option<JoinHandle<()>> {
+    let mut farewell = None;
     let ending = async {
-        let (sender, stream) = open(&introduction).await?;
+        let (outbox, stream) = open(&introduction).await?;
         let mut session = Session {
             introduction: &introduction,
             job: &job,
             liveness: &liveness,
-            sender,
+            coordinator_ended,
+            outbox,
+            back: Return::default(),
+            received: Received::default(),
             registry: None,
             failure: None,
             nonce: Vec::new(),
         };
-        session.run(stream, outgoing, dispatcher).await
+        let (ending, stream) = session.run(stream, outgoing, dispatcher).await?;
+        farewell = stream.and_then(|stream| session.confirm_end(stream));
+        Ok(ending)
     };
     job.end(ending.await.unwrap_or_else(Ending::Failed));
+    farewell
 }
 
 struct Session<'a> {
     introduction: &'a Introduction,
     job: &'a Job,
     liveness: &'a Liveness,
-    sender: mpsc::Sender<pb::NodeMessage>,
+    coordinator_ended: CancellationToken,
+    outbox: ToCoordinator,
+    back: Return,
+    received: Received,
     registry: Option<registry::Registry>,
     /// This node's own failure, and the deadline for the coordinator's answer.
     failure: Option<(Failure, Instant)>,
@@ -83,43 +108,70 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
+    /// Returns how the job ended, and the stream if the coordinator said so on it.
     async fn run(
         &mut self,
         mut stream: Messages,
         mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
         dispatcher: &mut Dispatcher,
-    ) -> Result<Ending, Failure> {
+    ) -> Result<(Ending, Option<Messages>), Failure> {
         loop {
             let deadline = self.failure.as_ref().map(|(_, until)| *until);
-            tokio::select! {
-                message = stream.next() => {
-                    match self.handle(message.transpose(), dispatcher).await {
-                        Ok(None) => {}
-                        Ok(Some(ending)) => return Ok(ending),
-                        Err(lost) => return Err(match self.failure.take() {
-                            Some((own, _)) => cause(own, lost, self.coordinator_host()),
-                            None => lost,
-                        }),
+            let answers_until = self.answers_until();
+            let has_room = self.outbox.has_room();
+            let lost = tokio::select! {
+                message = stream.next() => match message {
+                    Some(Ok(message)) => match self.handle(message, dispatcher) {
+                        Ok(None) => continue,
+                        Ok(Some(ending)) => return Ok((ending, Some(stream))),
+                        Err(failure) => return Err(self.cause(failure)),
+                    },
+                    Some(Err(status)) => {
+                        let mut failure = from_status(&status, self.introduction.coordinator);
+                        if !is_broken(&status) {
+                            if self.back.attempt > 0 {
+                                // The coordinator that this node had joined is gone.
+                                failure.kind = FailureKind::CoordinatorLost;
+                            }
+                            return Err(self.cause(failure));
+                        }
+                        Some(failure)
                     }
-                }
-                Some(first) = outgoing.recv() => {
-                    // WAIT: a coordinator that reads nothing must not delay the end of this node.
-                    let job = self.job;
-                    let sent = self.send_pending(first, &mut outgoing, dispatcher);
-                    tokio::select! {
-                        () = sent => {}
-                        ending = job.over() => return Ok(ending),
+                    None => {
+                        let at = self.introduction.coordinator;
+                        Some(lost(format!("the coordinator at {at} closed the stream")))
                     }
+                },
+                () = self.liveness.distrusted(), if answers_until.is_none() => None,
+                () = sleep_until(answers_until.unwrap_or_else(Instant::now)),
+                    if answers_until.is_some() => None,
+                // WAIT: a coordinator that reads nothing does not delay the end of this node.
+                Some(first) = outgoing.recv(), if has_room => {
+                    self.send_pending(first, &mut outgoing, dispatcher);
+                    continue;
                 }
+                () = self.outbox.room(), if !has_room => continue,
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() =>
                 {
                     let (failure, _) = self.failure.take().expect("guarded by the deadline");
-                    return Ok(Ending::Failed(failure));
+                    return Ok((Ending::Failed(failure), None));
                 }
                 // Another part has ended the job (a signal, the heartbeat thread): its ending
                 // stands.
-                ending = self.job.over() => return Ok(ending),
+                ending = self.job.over() => return Ok((ending, None)),
+            };
+            match self.opens_another(lost).await? {
+                Ok(another) => stream = another,
+                Err(ending) => return Ok((ending, None)),
             }
+        }
+    }
+
+    /// This node's own failure or the loss of the stream, whichever is the cause (TELL).
+    fn cause(&mut self, lost: Failure) -> Failure {
+        match self.failure.take() {
+            Some((own, _)) => cause(own, lost, self.coordinator_host()),
+            None => lost,
         }
     }
 
@@ -128,19 +180,23 @@ impl Session<'_> {
         Some(self.job.world()?.nodes.first()?.host.clone())
     }
 
-    /// Sends a message. If the stream has ended, the message is lost, and the messages still to be
-    /// read contain the reason.
-    async fn send(&self, message: node_message::Message) {
-        let _ = self.sender.send(pb::NodeMessage { message: Some(message) }).await;
+    fn send(&self, message: node_message::Message) {
+        self.outbox.send(Shared::new(pb::NodeMessage { message: Some(message) }));
+    }
+
+    fn send_heartbeat(&mut self, trace: bool, report: Option<pb::Report>) {
+        let received = self.received.tell();
+        let heartbeat = pb::Heartbeat { trace, report, received, ..self.liveness.heartbeat() };
+        self.send(node_message::Message::Heartbeat(heartbeat));
     }
 
     /// Completions go before announcements, which may be for the same tensors.
-    async fn send_work(&self, done: &mut pb::Done, ready: &mut pb::Ready) {
+    fn send_work(&self, done: &mut pb::Done, ready: &mut pb::Ready) {
         if !done.sequences.is_empty() {
-            self.send(node_message::Message::Done(std::mem::take(done))).await;
+            self.send(node_message::Message::Done(std::mem::take(done)));
         }
         if !ready.announcements.is_empty() {
-            self.send(node_message::Message::Ready(std::mem::take(ready))).await;
+            self.send(node_message::Message::Ready(std::mem::take(ready)));
         }
     }
 
@@ -169,7 +225,7 @@ impl Session<'_> {
     }
 
     /// Sends all waiting messages, merged into as few as possible.
-    async fn send_pending(
+    fn send_pending(
         &mut self,
         first: Outgoing,
         outgoing: &mut mpsc::UnboundedReceiver<Outgoing>,
@@ -190,7 +246,7 @@ impl Session<'_> {
                     // Tensors that were ready before this rank joined go into an earlier message:
                     // within a message the coordinator handles joins first.
                     ready_bytes = 0;
-                    self.send_work(&mut done, &mut ready).await;
+                    self.send_work(&mut done, &mut ready);
                     for announced in announced {
                         ready_bytes += self.announce(announced, &mut ready, dispatcher);
                     }
@@ -218,9 +274,7 @@ impl Session<'_> {
                     rest.push(node_message::Message::Forgotten(pb::Forgotten { ids }));
                 }
                 Outgoing::Heartbeat(report) => {
-                    let report = report.map(|report| *report);
-                    let heartbeat = pb::Heartbeat { report, ..self.liveness.heartbeat() };
-                    rest.push(node_message::Message::Heartbeat(heartbeat));
+                    self.send_heartbeat(false, report.map(|report| *report));
                 }
                 Outgoing::Explained(explained) => {
                     rest.push(node_message::Message::Explained(*explained));
@@ -229,8 +283,7 @@ impl Session<'_> {
                 Outgoing::Stuck(stuck) => rest.push(node_message::Message::Stuck(stuck)),
                 Outgoing::Sampled => {
                     // At once: the announcements that follow belong to the step.
-                    let heartbeat = pb::Heartbeat { trace: true, ..self.liveness.heartbeat() };
-                    self.send(node_message::Message::Heartbeat(heartbeat)).await;
+                    self.send_heartbeat(true, None);
                 }
                 Outgoing::Trace(batch, underway) => {
                     rest.push(node_message::Message::Trace(pb::Trace { batch }));
@@ -257,36 +310,52 @@ impl Session<'_> {
             }
             next = outgoing.try_recv().ok();
         }
-        self.send_work(&mut done, &mut ready).await;
+        self.send_work(&mut done, &mut ready);
         for message in rest {
-            self.send(message).await;
+            self.send(message);
         }
         // They are sent, so the next batches may follow.
         drop(traces);
     }
 
-    async fn handle(
+    fn handle(
         &mut self,
-        message: Result<Option<pb::CoordinatorMessage>, Status>,
+        message: pb::CoordinatorMessage,
         dispatcher: &mut Dispatcher,
     ) -> Result<Option<Ending>, Failure> {
         let coordinator = self.introduction.coordinator;
-        let message = message.map_err(|status| from_status(&status, coordinator))?;
-        let message = message
-            .ok_or_else(|| lost(format!("the coordinator at {coordinator} closed the stream")))?;
         self.liveness.stream_received();
         match message.message {
             Some(coordinator_message::Message::Challenge(challenge)) => {
-                let join = self.introduction.join(&challenge.nonce);
+                let (attempt, received) = (self.back.attempt, self.received.tell());
+                let join = self.introduction.join(&challenge.nonce, attempt, received);
                 self.nonce.clone_from(&join.nonce);
-                self.send(node_message::Message::Join(join)).await;
+                let message = Some(node_message::Message::Join(join));
+                let message = Ok(pb::NodeMessage { message });
+                match &self.back.next {
+                    Some((next, _)) => next.greet(message),
+                    None => {
+                        self.outbox.greet(message);
+                        self.outbox.open();
+                    }
+                }
+                return Ok(None);
             }
+            Some(coordinator_message::Message::Resumed(resumed)) => {
+                self.resumed(&resumed)?;
+                return Ok(None);
+            }
+            _ => {
+                self.back.is_of_use();
+                if self.received.note() && self.introduction.may_return().is_some() {
+                    self.send_heartbeat(false, None);
+                }
+            }
+        }
+        match message.message {
             Some(coordinator_message::Message::World(wire)) => {
-                if !self.introduction.verify(&self.nonce, &wire) {
-                    let what =
-                        format!("the coordinator at {coordinator} does not know the job's secret");
-                    return Err(Failure::new(FailureKind::Protocol, what)
-                        .hint("another program answers at that address"));
+                if !self.back.is_proven && !self.introduction.verify(&self.nonce, &wire) {
+                    return Err(unproven(coordinator));
                 }
                 let is_traced = wire.trace;
                 let world = World::try_from(wire).map_err(|e| registry::nonsense(&e))?;
@@ -330,6 +399,10 @@ impl Session<'_> {
             }
             Some(coordinator_message::Message::Shutdown(_)) => return Ok(Some(Ending::Finished)),
             Some(coordinator_message::Message::Heartbeat(heartbeat)) => {
+                self.outbox.confirm(heartbeat.received).map_err(|impossible| {
+                    let what = format!("the coordinator at {coordinator} is wrong: {impossible}");
+                    Failure::new(FailureKind::Protocol, what)
+                })?;
                 dispatcher.trace(heartbeat.trace);
                 let received = self.liveness.heartbeat_received(&heartbeat);
                 if let Some((round_trip, clock)) = received {
@@ -342,12 +415,21 @@ impl Session<'_> {
             Some(coordinator_message::Message::Stalled(stalled)) => {
                 explain::pass_on(&dispatcher.node, &stalled);
             }
-            // A message of a later release. The protocol version is the same, so the message can be
-            // ignored.
-            None => {}
+            // Handled above; or a message of a later release: the protocol version is the same, so
+            // it can be ignored.
+            Some(
+                coordinator_message::Message::Challenge(_)
+                | coordinator_message::Message::Resumed(_),
+            )
+            | None => {}
         }
         Ok(None)
     }
+}
+
+fn unproven(coordinator: SocketAddr) -> Failure {
+    let what = format!("the coordinator at {coordinator} does not know the job's secret");
+    Failure::new(FailureKind::Protocol, what).hint("another program answers at that address")
 }
 
 /// The cause of the end: this node's own failure, or the loss of the stream (TELL). Usually the

@@ -1,46 +1,32 @@
-//! Connects to the coordinator. The daemon dials until the coordinator answers, or until it is
-//! clear that it will not.
+//! Opens the stream to the coordinator: the first one, or another one after that broke.
 
 use std::{
-    io::{self, ErrorKind},
     net::SocketAddr,
     pin::Pin,
     time::{Duration, Instant},
 };
 
-use gradwire_coordinator::SessionAcceptor;
+use gradwire_coordinator::{Outbox, OutboxStream, SessionAcceptor};
 use gradwire_proto::{
-    Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, NODE_PREFACE, PROTOCOL, Secret, VERSION,
+    Failure, FailureKind, JobId, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
     pb,
 };
-use gradwire_services::{broadcast::Broadcast, coordinator_client::CoordinatorClient};
-use hyper_util::rt::TokioIo;
-use tokio::{
-    io::AsyncWriteExt as _,
-    net::TcpStream,
-    sync::mpsc,
-    time::{sleep, timeout, timeout_at},
-};
-use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
-use tonic::{
-    Code, Status,
-    transport::{Channel, Endpoint},
-};
-use tower::service_fn;
+use gradwire_services::{broadcast::Broadcast, session_client, shared::Shared};
+use tokio::time::{sleep, timeout, timeout_at};
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Code, Status, transport::Channel};
 
-/// How many messages may wait for the coordinator.
-const QUEUE: usize = 64;
+use super::dial::{ATTEMPT, DialDeadline, connect, dial};
 
-/// How long one attempt may take: longer than the system takes to report an unknown host.
-const ATTEMPT: Duration = Duration::from_secs(5);
+/// As [`ATTEMPT`], for the first attempt at another stream. It is shorter, because the line may
+/// work again at any time, and the kernel waits longer before each retransmission of a lost packet.
+/// The limit then doubles each time, for long lines.
+const RETURN_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// How many connections may break before the coordinator's first message. More are not by chance:
 /// something else listens there.
 const MAX_RESETS: u32 = 10;
-
-/// Without any answer, the daemon gives up after this part of the start timeout.
-const SILENT_FRACTION: u32 = 3;
 
 /// A node's description of itself when it joins.
 #[derive(Debug, Clone)]
@@ -63,10 +49,18 @@ pub(crate) struct Introduction {
     pub(crate) start_timeout: Duration,
     /// The longest interval between retransmissions.
     pub(crate) retransmission: Duration,
+    /// How long the node may be without a stream, if that may happen at all.
+    pub(crate) recovery: Option<Duration>,
 }
 
 impl Introduction {
-    pub(super) fn join(&self, challenge: &[u8]) -> pb::Join {
+    /// How long the node may be without a stream; `None` if it can't get another one.
+    pub(super) fn may_return(&self) -> Option<Duration> {
+        self.recovery.filter(|_| self.acceptor.is_none())
+    }
+
+    /// Joins on stream number `attempt`, after N messages were `received` on earlier ones.
+    pub(super) fn join(&self, challenge: &[u8], attempt: u32, received: u64) -> pb::Join {
         let nonce = auth::nonce();
         let data_address = self.data_address.to_string();
         let metrics_address = self.metrics_address.map_or_else(String::new, |at| at.to_string());
@@ -82,6 +76,8 @@ impl Introduction {
             metrics_address: &metrics_address,
             line_mbit: self.line_mbit,
             epoch: self.epoch,
+            attempt,
+            received,
         };
         let proof = self.secret.prove(&claim).to_vec();
         pb::Join {
@@ -96,6 +92,8 @@ impl Introduction {
             rack: self.rack.clone(),
             line_mbit: self.line_mbit,
             epoch: self.epoch,
+            attempt,
+            received,
             nonce: nonce.to_vec(),
             proof,
         }
@@ -105,27 +103,13 @@ impl Introduction {
         let claim = Claim::World { nonce, job: self.job.as_str(), epoch: world.epoch };
         self.secret.verify(&claim, &world.proof)
     }
-}
 
-/// When to give up. A daemon may start before the coordinator; then connections are refused, or the
-/// host is reported as unknown. This node gives up before the coordinator stops waiting for it,
-/// because this node knows the cause. If nothing ever answers, packets are being dropped, and
-/// waiting longer does not help.
-#[derive(Debug)]
-struct DialDeadline {
-    began: Instant,
-    start_timeout: Duration,
-    has_answered: bool,
-}
-
-impl DialDeadline {
-    fn new(start_timeout: Duration) -> Self {
-        Self { began: Instant::now(), start_timeout, has_answered: false }
-    }
-
-    fn deadline(&self) -> Instant {
-        let limit = self.start_timeout;
-        self.began + if self.has_answered { limit * 4 / 5 } else { limit / SILENT_FRACTION }
+    /// Whether the coordinator knows the secret, which answers for this epoch.
+    pub(super) fn verify_resumed(&self, nonce: &[u8], resumed: &pb::Resumed) -> bool {
+        // Without a number, there is only the first epoch.
+        let (job, epoch) = (self.job.as_str(), self.epoch.max(1));
+        let claim = Claim::Resumed { nonce, job, epoch, received: resumed.received };
+        self.secret.verify(&claim, &resumed.proof)
     }
 }
 
@@ -135,7 +119,7 @@ pub(super) fn lost(what: impl Into<String>) -> Failure {
 }
 
 /// Whether the connection broke, and not the coordinator refused.
-fn is_broken(status: &Status) -> bool {
+pub(super) fn is_broken(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled)
 }
 
@@ -164,26 +148,43 @@ pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
 pub(super) type Messages =
     Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
 
+/// This node's messages.
+pub(super) type ToCoordinator = Outbox<pb::NodeMessage>;
+
 /// The coordinator to which the stream is opened.
 enum Coordinator {
     /// In this process.
     Here(SessionAcceptor),
     /// On another host.
-    There(CoordinatorClient<Channel>),
+    There(Channel),
 }
 
 impl Coordinator {
     async fn session(
         &mut self,
-        messages: ReceiverStream<pb::NodeMessage>,
+        messages: OutboxStream<pb::NodeMessage>,
     ) -> Result<Messages, Status> {
         Ok(match self {
             Self::Here(acceptor) => {
-                let shared = acceptor.accept(messages.map(Ok))?;
+                let messages = messages.map(|message| message.map(Shared::into_message));
+                let shared = acceptor.accept(messages)?;
                 Box::pin(shared.map(|message| message.map(Broadcast::into_message)))
             }
-            Self::There(client) => Box::pin(client.session(messages).await?.into_inner()),
+            Self::There(channel) => {
+                // A node never ends its stream with a status.
+                let messages = messages.map_while(Result::ok);
+                Box::pin(session_client::open(channel.clone(), messages).await?)
+            }
         })
+    }
+
+    /// Opens a stream, and waits for its first message.
+    async fn begin(&mut self, remembers: bool) -> Result<(ToCoordinator, Messages), Status> {
+        let (outbox, messages) = Outbox::new(remembers);
+        let mut messages = self.session(messages).await?;
+        let first = messages.next().await;
+        let first = first.unwrap_or_else(|| Err(Status::unavailable("it closed the stream")))?;
+        Ok((outbox, Box::pin(tokio_stream::once(Ok(first)).chain(messages))))
     }
 }
 
@@ -193,31 +194,25 @@ impl Coordinator {
 /// between the hosts may reset the first one.
 pub(super) async fn open(
     introduction: &Introduction,
-) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
+) -> Result<(ToCoordinator, Messages), Failure> {
     let mut attempts = DialDeadline::new(introduction.start_timeout);
     let (mut coordinator, mut resets) = (None, 0);
     loop {
         let mut there = match (coordinator.take(), &introduction.acceptor) {
             (Some(there), _) => there,
             (None, Some(acceptor)) => Coordinator::Here(acceptor.clone()),
-            (None, None) => Coordinator::There(connect(introduction, &mut attempts).await?),
+            (None, None) => {
+                let Introduction { coordinator, host, retransmission, .. } = introduction;
+                let dialled = connect(*coordinator, host, *retransmission, &mut attempts);
+                Coordinator::There(dialled.await?)
+            }
         };
-        let (sender, receiver) = mpsc::channel(QUEUE);
         attempts.has_answered = true;
-        let first = async {
-            let mut messages = there.session(ReceiverStream::new(receiver)).await?;
-            let first = messages.next().await;
-            let first =
-                first.unwrap_or_else(|| Err(Status::unavailable("it closed the stream")))?;
-            Ok::<_, Status>((first, messages))
-        };
+        let first = there.begin(introduction.may_return().is_some());
         let silent = |_| Err(Status::deadline_exceeded("it accepts connections, but says nothing"));
         let status =
             match timeout_at(attempts.deadline().into(), first).await.unwrap_or_else(silent) {
-                Ok((first, messages)) => {
-                    let first = tokio_stream::once(Ok(first));
-                    return Ok((sender, Box::pin(first.chain(messages))));
-                }
+                Ok(opened) => return Ok(opened),
                 Err(status) => status,
             };
         let is_busy = status.code() == Code::ResourceExhausted;
@@ -235,122 +230,48 @@ pub(super) async fn open(
     }
 }
 
-/// Connects to the coordinator.
+/// Opens another stream after one that broke, and waits for its first message. Tries until then,
+/// whatever answers.
 ///
 /// # Errors
-/// A [`Failure`] that says what was tried, after most of the start timeout, or earlier if nothing
-/// has answered.
-async fn connect(
+/// The last error.
+pub(super) async fn reopen(
     introduction: &Introduction,
-    attempts: &mut DialDeadline,
-) -> Result<CoordinatorClient<Channel>, Failure> {
-    let Introduction { coordinator: address, host, .. } = introduction;
+    until: Instant,
+) -> Result<(ToCoordinator, Messages), String> {
+    let mut limit = RETURN_ATTEMPT;
     loop {
-        let left = attempts.deadline().saturating_duration_since(Instant::now());
-        let attempt = timeout(left.min(ATTEMPT), dial(*address, introduction.retransmission));
-        let (answer, cause) = match attempt.await {
-            Ok(Ok(client)) => return Ok(client),
-            Ok(Err(last)) => {
-                attempts.has_answered = true;
-                last
-            }
-            Err(_) => (Answer::Nothing, "no answer".to_owned()),
+        let attempt = async {
+            let dialled = dial(introduction.coordinator, introduction.retransmission).await;
+            let mut there = Coordinator::There(dialled.map_err(|(_, cause)| cause)?);
+            there.begin(true).await.map_err(|status| status.message().to_owned())
         };
-        if Instant::now() >= attempts.deadline() {
-            let seconds = attempts.began.elapsed().as_secs_f64();
-            let what = format!(
-                "the coordinator at {address} can't be reached from {host} ({cause}, tried for \
-                 {seconds:.0} s)"
-            );
-            let failure = Failure::new(FailureKind::CoordinatorLost, what);
-            return Err(failure.host(host).hint(answer.hint()));
+        let left = until.saturating_duration_since(Instant::now());
+        let cause = match timeout(left.min(limit), attempt).await {
+            Ok(Ok(opened)) => return Ok(opened),
+            Ok(Err(cause)) => cause,
+            Err(_) => {
+                limit = (2 * limit).min(ATTEMPT);
+                "no answer".to_owned()
+            }
+        };
+        if Instant::now() >= until {
+            return Err(cause);
         }
+        tracing::debug!(cause, "the stream to the coordinator can't be opened again yet");
         sleep(Duration::from_millis(50)).await;
     }
-}
-
-/// The answer to a dialled connection. Firewalls give all of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
-    Nothing,
-    Refused,
-    NoRoute,
-    Other,
-}
-
-impl Answer {
-    fn of(error: &io::Error) -> Self {
-        match error.kind() {
-            ErrorKind::ConnectionRefused => Self::Refused,
-            // Firewalls answer with all of them.
-            ErrorKind::HostUnreachable
-            | ErrorKind::NetworkUnreachable
-            | ErrorKind::PermissionDenied => Self::NoRoute,
-            ErrorKind::TimedOut => Self::Nothing,
-            _ => Self::Other,
-        }
-    }
-
-    fn hint(self) -> &'static str {
-        match self {
-            Self::Nothing => {
-                "a firewall drops packets to that port, or GRADWIRE_COORDINATOR has a wrong \
-                 address: let TCP through between the hosts, or set coordinator.listen to a port \
-                 that is open"
-            }
-            Self::Refused => {
-                "that host is there, but nothing listens on that port, or a firewall refuses it: \
-                 is the first daemon running, and does GRADWIRE_COORDINATOR name its address?"
-            }
-            Self::NoRoute => {
-                "a firewall rejects the connection, or there is no route: let TCP through between \
-                 the hosts, or give -H addresses by which the hosts reach each other"
-            }
-            Self::Other => "is it running, and does GRADWIRE_COORDINATOR name its address?",
-        }
-    }
-}
-
-async fn dial(
-    address: SocketAddr,
-    retransmission: Duration,
-) -> Result<CoordinatorClient<Channel>, (Answer, String)> {
-    let failed = |error: io::Error| (Answer::of(&error), error.to_string());
-    let mut stream = TcpStream::connect(address).await.map_err(failed)?;
-    stream.set_nodelay(true).map_err(failed)?;
-    stream.write_all(NODE_PREFACE).await.map_err(failed)?;
-    // After an outage the stream must continue before the timeout.
-    if let Err(error) = gradwire_net::limit_retransmission_interval(&stream, retransmission) {
-        tracing::debug!(%error, "the system chooses the retransmission interval");
-    }
-    let other = |cause: String| (Answer::Other, cause);
-    let endpoint =
-        Endpoint::from_shared(format!("http://{address}")).map_err(|e| other(e.to_string()))?;
-    let mut stream = Some(TokioIo::new(stream));
-    let once = service_fn(move |_| {
-        let stream = stream.take().ok_or(std::io::ErrorKind::NotConnected);
-        async { stream.map_err(std::io::Error::from) }
-    });
-    let channel = endpoint
-        .http2_keep_alive_interval(Duration::from_secs(5))
-        .keep_alive_timeout(Duration::from_secs(5))
-        .connect_with_connector(once)
-        .await
-        .map_err(|error| {
-            let cause = std::error::Error::source(&error).map(ToString::to_string);
-            other(cause.unwrap_or_else(|| error.to_string()))
-        })?;
-    Ok(CoordinatorClient::new(channel)
-        .max_decoding_message_size(MAX_CONTROL_MESSAGE)
-        .max_encoding_message_size(MAX_CONTROL_MESSAGE))
 }
 
 #[cfg(test)]
 mod tests {
     use gradwire_coordinator::{Coordinator as Served, CoordinatorConfig};
     use gradwire_settings::Settings;
-    use rustix::io::Errno;
-    use tokio::net::TcpListener;
+    use tokio::{
+        net::{TcpListener, TcpStream},
+        sync::mpsc,
+    };
+    use tokio_stream::wrappers::ReceiverStream;
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -376,6 +297,7 @@ mod tests {
             line_mbit: 0,
             start_timeout: Duration::from_secs(60),
             retransmission: Duration::from_secs(1),
+            recovery: None,
         }
     }
 
@@ -449,26 +371,5 @@ mod tests {
         };
         assert!(failure.what.contains("went away"), "{failure}");
         served.abort();
-    }
-
-    #[test]
-    fn each_answer_of_a_firewall_has_its_hint() {
-        let hint = |errno: Errno| Answer::of(&errno.into()).hint();
-        assert!(hint(Errno::CONNREFUSED).contains("nothing listens"));
-        for errno in [Errno::HOSTUNREACH, Errno::NETUNREACH, Errno::ACCESS] {
-            assert!(hint(errno).contains("rejects the connection"), "{errno}");
-        }
-        assert!(hint(Errno::TIMEDOUT).contains("drops packets"));
-        assert!(hint(Errno::CONNRESET).contains("is it running"));
-    }
-
-    #[test]
-    fn a_silent_coordinator_is_given_up_sooner() {
-        let began = Instant::now();
-        let mut attempts =
-            DialDeadline { began, start_timeout: Duration::from_secs(30), has_answered: false };
-        assert_eq!(attempts.deadline(), began + Duration::from_secs(10));
-        attempts.has_answered = true;
-        assert_eq!(attempts.deadline(), began + Duration::from_secs(24));
     }
 }

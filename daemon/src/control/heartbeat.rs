@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::UdpSocket,
+    net::{SocketAddr, UdpSocket},
     sync::{Arc, Weak},
     thread::{self, sleep},
     time::{Duration, Instant},
@@ -63,7 +63,7 @@ fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
         if suspension.check(Instant::now(), world.heartbeat_timeout).is_some() {
             liveness.restart();
         }
-        check_silence(&there, liveness, &world);
+        check_silence(&there, liveness, &world, is_local);
         if !is_local && datagrams.is_none() {
             let opened = Datagrams::open(&there, &world);
             if let Err(error) = &opened {
@@ -80,29 +80,35 @@ fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
     }
 }
 
-/// Ends the job if the coordinator has been silent for too long.
-fn check_silence(node: &Node, liveness: &Liveness, world: &World) {
+/// The failure for a coordinator that has been silent for too long, on the stream and in datagrams.
+pub(super) fn silent(coordinator: SocketAddr, time: Duration) -> Failure {
+    let seconds = time.as_secs_f64();
+    let what = format!("the coordinator at {coordinator} has been silent for {seconds:.1} s");
+    let hint = "it is stopped, or the network to the first host is down";
+    Failure::new(FailureKind::CoordinatorLost, what).hint(hint)
+}
+
+/// Ends the job if the coordinator has been silent for too long. If another stream may follow, this
+/// one may have broken without a sign of that, and the node opens the next one.
+fn check_silence(node: &Node, liveness: &Liveness, world: &World, is_local: bool) {
     let limits = Limits::new(world.heartbeat_interval, world.heartbeat_timeout);
     let coordinator = node.config.coordinator;
-    let (what, hint) = match liveness.silence(&limits) {
+    let failure = match liveness.silence(&limits) {
         None => return,
-        Some(Silence::All(time)) => (
-            format!(
-                "the coordinator at {coordinator} has been silent for {:.1} s",
-                time.as_secs_f64()
-            ),
-            "it is stopped, or the network to the first host is down",
-        ),
-        Some(Silence::Stream(time)) => (
+        Some(_) if node.config.recovery.is_some() && !is_local => return liveness.distrust(),
+        Some(Silence::All(time)) => silent(coordinator, time),
+        Some(Silence::Stream(time)) => Failure::new(
+            FailureKind::CoordinatorLost,
             format!(
                 "nothing has arrived on the stream from the coordinator at {coordinator} for {:.1} \
                  s, although it is alive",
                 time.as_secs_f64()
             ),
+        )
+        .hint(
             "something on the path, perhaps a firewall, holds up TCP traffic to or from that port",
         ),
     };
-    let failure = Failure::new(FailureKind::CoordinatorLost, what).hint(hint);
     // If this failure reaches the coordinator, it names the host that does not hear it (TELL).
     node.job.end(Ending::Failed(failure.host(node.config.host.clone())));
 }

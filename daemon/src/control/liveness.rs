@@ -12,6 +12,7 @@ use gradwire_proto::{
     pb::Heartbeat,
 };
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 #[derive(Debug)]
 pub(crate) struct Liveness {
@@ -22,6 +23,11 @@ pub(crate) struct Liveness {
     heartbeats: Mutex<Heartbeats>,
     /// Whether a rank of the job has attached, as far as it is known here.
     begun: AtomicBool,
+    /// Whether the stream has broken, and there is not another one yet.
+    is_away: AtomicBool,
+    /// The stream has been silent for too long: it may have broken without a sign of that.
+    is_distrusted: AtomicBool,
+    distrust: Notify,
 }
 
 /// The heartbeats that were received on the stream.
@@ -43,6 +49,9 @@ impl Liveness {
             clock: Clock::new(),
             heartbeats: Mutex::default(),
             begun: AtomicBool::new(false),
+            is_away: AtomicBool::new(false),
+            is_distrusted: AtomicBool::new(false),
+            distrust: Notify::new(),
         }
     }
 
@@ -52,6 +61,32 @@ impl Liveness {
 
     pub(super) fn stream_received(&self) {
         self.stream_ns.store(self.now_ns(), Ordering::Relaxed);
+    }
+
+    /// How long the coordinator has been silent, on the stream and in datagrams.
+    pub(super) fn silent_for(&self) -> Duration {
+        let last = self.last_received().last();
+        Duration::from_nanos(self.now_ns()).saturating_sub(last)
+    }
+
+    /// The stream has broken, or there is another one. Silence is not judged meanwhile.
+    pub(super) fn set_away(&self, is_away: bool) {
+        self.is_away.store(is_away, Ordering::Relaxed);
+        self.is_distrusted.store(false, Ordering::Relaxed);
+    }
+
+    /// The stream may have broken without a sign of that: asks for another one.
+    pub(super) fn distrust(&self) {
+        self.is_distrusted.store(true, Ordering::Relaxed);
+        self.distrust.notify_one();
+    }
+
+    /// Waits until another stream is asked for.
+    pub(super) async fn distrusted(&self) {
+        // An earlier notification may be left over.
+        while !self.is_distrusted.load(Ordering::Relaxed) {
+            self.distrust.notified().await;
+        }
     }
 
     /// A rank of the job has attached.
@@ -74,7 +109,8 @@ impl Liveness {
         self.heartbeats.lock().ahead
     }
 
-    /// The next heartbeat for the coordinator, which echoes its last one.
+    /// The next heartbeat for the coordinator, which echoes its last one. Without the count of
+    /// received messages.
     pub(super) fn heartbeat(&self) -> Heartbeat {
         let last = self.heartbeats.lock().last;
         Heartbeat {
@@ -84,6 +120,7 @@ impl Liveness {
             report: None,
             trace: false,
             begun: self.has_begun(),
+            received: 0,
         }
     }
 
@@ -122,9 +159,14 @@ impl Liveness {
 
     /// Whether the coordinator has been silent for too long.
     pub(crate) fn silence(&self, limits: &Limits) -> Option<Silence> {
+        if self.is_away.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.last_received().silence(limits, Duration::from_nanos(self.now_ns()))
+    }
+
+    fn last_received(&self) -> LastReceived {
         let when = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
-        let last =
-            LastReceived { stream: when(&self.stream_ns), datagram: when(&self.datagram_ns) };
-        last.silence(limits, Duration::from_nanos(self.now_ns()))
+        LastReceived { stream: when(&self.stream_ns), datagram: when(&self.datagram_ns) }
     }
 }

@@ -62,6 +62,9 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// The longest interval between retransmissions: the shortest one that the system accepts.
 const RETRANSMISSION: Duration = Duration::from_secs(1);
 
+/// As long as [`probes`] goes on for a connection that may be made again, at most: once a second.
+const SOON: Duration = Duration::from_secs(60);
+
 /// How often the system probes a silent connection, and after how many unanswered probes it ends
 /// the connection: after the limit of the lane. An earlier end would break transfers in the other
 /// direction after an outage that the job survives. If the peer has lost the connection, it rejects
@@ -357,11 +360,14 @@ impl Mesh {
         socket.set_tcp_nodelay(true)?;
         // After an outage the connection must continue before the timeout. Only the lane decides
         // when a connection that it waits for is dead: a TCP user timeout would also end a
-        // connection with a live peer that does not read.
+        // connection with a live peer that does not read. The probes of a connection that may be
+        // made again show soon that packets are dropped.
         if let Err(error) = gradwire_net::limit_retransmission_interval(stream, RETRANSMISSION) {
             tracing::debug!(%error, "the system chooses the retransmission interval");
         }
-        let (interval, probes) = probes(self.config.progress_timeout);
+        let limit = self.config.progress_timeout;
+        let limit = if self.config.recovery.is_some() { limit.min(SOON) } else { limit };
+        let (interval, probes) = probes(limit);
         let keepalive = TcpKeepalive::new().with_time(interval).with_interval(interval);
         socket.set_tcp_keepalive(&keepalive.with_retries(probes))?;
         let is_loopback = stream.peer_addr()?.ip().is_loopback();

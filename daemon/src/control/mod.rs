@@ -2,6 +2,7 @@
 //! Runs on the control thread, except `heartbeat`, `report`, `explain` and `trace`.
 //!
 //! - `liveness`: when the coordinator last sent a message, and the offset of its clock
+//! - `dial`: connects to the coordinator
 //! - `connect`: opens the stream to the coordinator
 //! - `at_once`: small operations inside this node that need no order
 //! - `registry`: maps ids to names and messages to domain types; the only place that checks the
@@ -20,6 +21,7 @@
 mod at_once;
 pub(crate) mod client;
 pub(crate) mod connect;
+mod dial;
 pub(crate) mod dispatch;
 pub(crate) mod explain;
 pub(crate) mod heartbeat;

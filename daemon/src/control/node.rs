@@ -10,12 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_coordinator::SessionAcceptor;
 use gradwire_proto::{Failure, FailureKind, NodeId, Rank, Sequence, TensorName, pb};
 use gradwire_shm::control::Completion;
 use gradwire_telemetry::Collect;
 use gradwire_trace::{Event, Kind, Recorder, Tracer, Track, time};
 use parking_lot::Mutex;
 use tokio::{sync::mpsc::UnboundedSender, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
 
 use super::{liveness::Liveness, mesh::Mesh, sending::Sending};
 use crate::{
@@ -86,6 +88,10 @@ pub(crate) struct Node {
     pub(crate) last_answer: AtomicU64,
     /// Set once the world has formed.
     pub(crate) running: OnceLock<Running>,
+    /// The coordinator, if it is in this process.
+    pub(crate) acceptor: Option<SessionAcceptor>,
+    /// Cancelled once the process of the coordinator is known to have ended.
+    pub(crate) coordinator_ended: CancellationToken,
 }
 
 impl Node {
@@ -93,6 +99,7 @@ impl Node {
         config: DaemonConfig,
         job: Job,
         resubmit: UnboundedSender<Resubmitted>,
+        acceptor: Option<SessionAcceptor>,
     ) -> Arc<Self> {
         let workers = Workers::new(config.slots);
         let tracer = Arc::<Tracer>::default();
@@ -111,6 +118,8 @@ impl Node {
             retransmits: AtomicU64::new(0),
             last_answer: AtomicU64::new(0),
             running: OnceLock::new(),
+            acceptor,
+            coordinator_ended: CancellationToken::new(),
         })
     }
 

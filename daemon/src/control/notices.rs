@@ -1,7 +1,8 @@
 //! What the launcher's agent and signals tell this daemon: how the processes of its ranks end, that
-//! the membership of the job is to change, and that the daemon itself is to end.
+//! the daemon of another node has ended, that the membership of the job is to change, and that the
+//! daemon itself is to end.
 
-use gradwire_proto::{Ending, Failure, FailureKind, Rank, pb};
+use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, pb};
 use gradwire_services::launch::{Notice, ProcessEnd};
 
 use super::node::Node;
@@ -48,6 +49,14 @@ impl Node {
             Notice::Changed { added, removed } => self.membership_changes(added, removed),
             // They still need this daemon, and how they end from now on is not a failure.
             Notice::Ending { why } => self.process_ends.stop(why),
+            Notice::DaemonEnded { node, why } => {
+                if node == 0 {
+                    self.coordinator_ended.cancel();
+                }
+                if let Some(acceptor) = &self.acceptor {
+                    acceptor.daemon_ended(NodeId(node), why);
+                }
+            }
             Notice::Stopping { why } => {
                 self.process_ends.stop(why.clone());
                 self.stopped(&why);

@@ -68,6 +68,7 @@ impl Lane {
             ordered: Ordered::default(),
             spare: Vec::new(),
             next_check: Instant::now(),
+            next_look: Instant::now(),
             suspension: Suspension::new(Instant::now()),
             events,
         };
@@ -98,6 +99,9 @@ impl Lane {
         true
     }
 }
+
+/// How often to check whether the systems of peers answer.
+const LOOK: Duration = Duration::from_secs(1);
 
 const WAKE: Token = Token(usize::MAX);
 /// While bytes move, the sockets are polled only once in this many turns. Polling is a system call,
@@ -139,6 +143,8 @@ struct Runner {
     meter: Meter,
     /// When to check next whether a piece is late, and to send notices to peers.
     next_check: Instant,
+    /// When to check next whether the systems of peers answer.
+    next_look: Instant,
     suspension: Suspension,
     events: Arc<dyn LaneEvents>,
 }
@@ -426,6 +432,7 @@ impl Runner {
     /// few times within the limit, and when a limit ends.
     fn check_lateness(&mut self) -> Result<(), Failure> {
         let now = self.meter.spent(Doing::Idle);
+        self.check_answers(now);
         if now < self.next_check {
             return Ok(());
         }
@@ -471,6 +478,23 @@ impl Runner {
             }
         }
         Ok(())
+    }
+
+    /// Gives up connections that a piece needs and on which the peer's system does not answer,
+    /// before the piece is late. They are made again if that is possible.
+    fn check_answers(&mut self, now: Instant) {
+        let Some(recovery) = self.config.recovery else { return };
+        if now < self.next_look {
+            return;
+        }
+        let limit = recovery.min(self.config.limit) / 2;
+        self.next_look = now + LOOK.min(limit / 2);
+        for index in 0..self.links.len() {
+            let is_needed = self.concerns(NodeId(index as u32));
+            if let Some(link) = self.links[index].as_mut().filter(|_| is_needed) {
+                link.check_answers(limit);
+            }
+        }
     }
 
     /// Checks whether connections that broke have been missing for too long.

@@ -349,6 +349,13 @@ impl Link {
         }
     }
 
+    /// Gives up connections on which the peer's system has not answered for `limit`.
+    pub(super) fn check_answers(&mut self, limit: Duration) {
+        for stream in self.slots.iter_mut().filter_map(|slot| slot.stream.as_mut()) {
+            stream.check_answers(limit);
+        }
+    }
+
     /// Sends the peer a notice, unless data was sent since the last one.
     pub(super) fn give_notice(&mut self, notice: Notice, unconfirmed: &mut Unconfirmed) {
         if std::mem::take(&mut self.has_sent) {

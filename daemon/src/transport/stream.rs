@@ -12,7 +12,7 @@
 use std::{
     io::{self, ErrorKind, IoSliceMut, Read},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use gradwire_net::Bytes;
@@ -212,6 +212,17 @@ impl Stream {
         self.broken.get_or_insert(error);
         self.writable = false;
         (self.closing, self.readable) = (true, true);
+    }
+
+    /// Gives it up if the peer's system has not answered for `limit`: something on the path may
+    /// drop the packets of this connection, and pass those of another one.
+    pub(crate) fn check_answers(&mut self, limit: Duration) {
+        let silence = gradwire_net::unanswered(self.socket()).unwrap_or_default();
+        if silence >= limit && self.broken.is_none() {
+            let seconds = silence.as_secs_f64();
+            let why = format!("the peer's system has not answered for {seconds:.1} s");
+            self.breaks(io::Error::new(ErrorKind::TimedOut, why));
+        }
     }
 
     /// Its socket, to ask what was acknowledged.

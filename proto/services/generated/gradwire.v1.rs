@@ -11,7 +11,8 @@ pub mod coordinator_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// One stream per node, for as long as the node is in the job.
+    /// One stream per node, for as long as the node is in the job. If it breaks, the node opens another
+    /// one and joins again; both sides continue with the next message (gradwire_proto::numbered).
     ///
     ///   node                         coordinator
     ///    │ ◄──────────────── Challenge  │  first message of the stream
@@ -28,6 +29,13 @@ pub mod coordinator_client {
     ///    │ ◄────────────────── Stalled  │  for ranks that have waited too long
     ///    │ ◄──────── Abort or Shutdown  │
     ///    │ ◄─ Heartbeat ──────────────► │  both ways, all the time
+    ///
+    ///   on another stream:
+    ///    │ ◄──────────────── Challenge  │
+    ///    │ Join (attempt, received) ──► │
+    ///    │ ◄──────── Resumed (received) │  then all messages that the other side has not received
+    ///
+    /// All messages except Challenge, Join and Resumed are counted.
     ///
     /// A node that is refused gets a gRPC status with the reason as its text, and the stream ends.
     #[derive(Debug, Clone)]
@@ -168,7 +176,8 @@ pub mod coordinator_server {
             request: tonic::Request<tonic::Streaming<::gradwire_proto::pb::NodeMessage>>,
         ) -> std::result::Result<tonic::Response<Self::SessionStream>, tonic::Status>;
     }
-    /// One stream per node, for as long as the node is in the job.
+    /// One stream per node, for as long as the node is in the job. If it breaks, the node opens another
+    /// one and joins again; both sides continue with the next message (gradwire_proto::numbered).
     ///
     ///   node                         coordinator
     ///    │ ◄──────────────── Challenge  │  first message of the stream
@@ -185,6 +194,13 @@ pub mod coordinator_server {
     ///    │ ◄────────────────── Stalled  │  for ranks that have waited too long
     ///    │ ◄──────── Abort or Shutdown  │
     ///    │ ◄─ Heartbeat ──────────────► │  both ways, all the time
+    ///
+    ///   on another stream:
+    ///    │ ◄──────────────── Challenge  │
+    ///    │ Join (attempt, received) ──► │
+    ///    │ ◄──────── Resumed (received) │  then all messages that the other side has not received
+    ///
+    /// All messages except Challenge, Join and Resumed are counted.
     ///
     /// A node that is refused gets a gRPC status with the reason as its text, and the stream ends.
     #[derive(Debug)]

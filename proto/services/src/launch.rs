@@ -1,10 +1,11 @@
 //! The messages between launcher, agent and daemon, each a line of JSON.
 //!
 //! ```text
-//! launcher ── Order: Begin, Clock, Start…, Signal…, Stop ──► agent  (standard input; its end
-//!          │   elastic jobs: End…, Kill…, Notify…                     means Stop)
+//! launcher ── Order: Begin, Clock, Start…, Signal…, Notify…, Stop ──► agent  (standard input;
+//!          │   elastic jobs: End…, Kill…                                      its end means Stop)
 //!          ◄─ Report: Ready | Refused, Clock, Started, Output…, Waiting…, Exited…, Stopped ──
-//! agent    ── Notice: Started…, Ended…, Changed…, Ending, Stopping ──► daemon  (standard input)
+//! agent    ── Notice: Started…, Ended…, Changed…, DaemonEnded…, Ending, Stopping ──► daemon
+//!          │                                                              (standard input)
 //! launcher ◄─ ServiceReport: Serving, Failed ── daemon       (standard output, in Report::Output)
 //! ```
 //!
@@ -353,6 +354,13 @@ pub enum Notice {
     Changed { added: bool, removed: bool },
     /// All ranks of the job are asked to end, and have some time to leave it together.
     Ending { why: String },
+    /// The daemon of a node has ended, and the job has not. A connection with it does not return.
+    DaemonEnded {
+        /// Its number in the job; the coordinator is in number 0.
+        node: u32,
+        /// How it ended, or that its host is lost.
+        why: String,
+    },
     /// All processes of this host are about to be stopped.
     Stopping { why: String },
 }
@@ -443,6 +451,7 @@ mod tests {
         let right =
             r#"{"order":"notify","notice":{"notice":"changed","added":true,"removed":false}}"#;
         assert_eq!(order, right);
+        survives(&Notice::DaemonEnded { node: 3, why: "its process ended".to_owned() });
         survives(&Order::Kill { role: Role::Rank(7) });
         survives(&Report::Waiting { rank: Rank(7) });
         survives(&Report::Leaving { rank: Rank(7) });

@@ -8,7 +8,9 @@
 //! - [`coordinator_client`], [`inspect_client`]: calling the services (feature `client`)
 //! - [`otlp`]: the messages for a collector of OpenTelemetry (feature `client`)
 //! - [`inspect_server`]: serving them (feature `server`)
-//! - [`broadcast`]: a message for many nodes, encoded once, and its service (feature `server`)
+//! - [`shared`]: a message that several streams send or keep
+//! - [`broadcast`]: a message for many nodes, and its service (feature `server`)
+//! - [`session_client`]: opens the stream of a node (feature `client`)
 
 #[cfg(feature = "server")]
 pub mod broadcast;
@@ -17,6 +19,10 @@ mod generated;
 pub mod launch;
 #[cfg(feature = "client")]
 pub mod otlp;
+#[cfg(feature = "client")]
+pub mod session_client;
+#[cfg(any(feature = "client", feature = "server"))]
+pub mod shared;
 
 #[cfg(feature = "client")]
 pub use generated::{coordinator_client, inspect_client};

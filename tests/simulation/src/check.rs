@@ -12,6 +12,7 @@
 //! | MEMBER, RANKS | only the workers that the launcher chose attach, in the order of the rules |
 //! | EPOCH | nothing of another epoch is accepted |
 //! | FENCE, COORDINATOR | a host has one daemon at a time, and an epoch one coordinator |
+//! | RETURN | ranks do not hear of connections that only break |
 //! | WAIT | the job ends in time; at the end of a run |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,6 +66,8 @@ pub(crate) struct Check {
     answers: BTreeMap<VoteId, BTreeMap<u32, bool>>,
     /// Hosts have left or lost slots: their workers may count as newcomers again.
     pub(crate) is_relisted: bool,
+    /// How many times a worker has heard of a failure.
+    pub(crate) failures: u32,
     /// How many workers have finished the program.
     pub(crate) finished: u32,
     last_state: Option<(u64, u64)>,
@@ -204,6 +207,7 @@ impl Check {
 
     /// A worker learns why its epoch ends.
     pub(crate) fn told(&mut self, epoch: u64, worker: u32, failure: &Failure, is_common: bool) {
+        self.failures += 1;
         let cause = self.epoch(epoch).cause.clone();
         self.holds("TELL", !is_common || cause.as_ref() == Some(failure), || {
             format!("worker {worker} of epoch {epoch} hears {failure} instead of {cause:?}")

@@ -7,11 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use gradwire_coordinator::model::command::World as Formed;
 use gradwire_launcher::launch::job::events::Event as Launched;
-use gradwire_proto::{
-    Failure, FailureKind, NodeId, PROTOCOL, ProcessSetId, Rank, Request, TensorId, VERSION,
-    beat::{LastReceived, Limits},
-    pb,
-};
+use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Request, TensorId};
 use gradwire_services::launch::{Notice, ProcessEnd, Role, ServiceReport, to_line};
 
 pub(crate) use self::tensors::{Key, Tensor};
@@ -21,12 +17,12 @@ use crate::{
     lines::Line,
     pieces::Piece,
     plants::Plant,
+    streams::Uplink,
     worker::WorkerIn,
     world::{Pid, Time, What, World, ms},
 };
 
 pub(crate) const BEAT: Time = Time::from_millis(500);
-const SILENCE: Time = Time::from_secs(3);
 /// How long ranks may take to attach.
 const ATTACH: Time = Time::from_secs(30);
 
@@ -43,8 +39,19 @@ pub(crate) enum DaemonIn {
     /// The coordinator that it hosts has a deadline.
     EngineTick(Time),
     /// From a node to the coordinator that it hosts, and the other way.
-    Node(Pid, FromNode),
-    Ordered(Pid, ToNode),
+    Node {
+        stream: u64,
+        from: Pid,
+        message: FromNode,
+    },
+    Ordered {
+        stream: u64,
+        message: ToNode,
+    },
+    /// A stream has broken.
+    StreamBroke(u64),
+    /// It is time for another stream, which has this number, or for the answer on it.
+    Return(u32),
     /// It tries to reach its coordinator.
     Dial,
     /// A connection has ended.
@@ -96,17 +103,15 @@ pub(crate) struct Daemon {
     agent: usize,
     pub(crate) host: usize,
     pub(crate) epoch: u64,
-    order: u32,
+    pub(crate) order: u32,
     /// The workers of this node by local rank.
-    workers: Vec<u32>,
+    pub(crate) workers: Vec<u32>,
     slots: Vec<Slot>,
     ended: BTreeMap<u32, ProcessEnd>,
     pub(crate) coordinator: Option<Coordinator>,
-    /// The host of the coordinator, and its process once it is connected.
-    coordinator_host: usize,
-    stream: Option<Pid>,
-    last: LastReceived,
-    began: Time,
+    pub(crate) up: Uplink,
+    /// Until when its coordinator waits for nodes that have not received their last message.
+    exits_until: Option<Time>,
     formed: Option<(Arc<Formed>, Time)>,
     pub(crate) node: NodeId,
     wanted: (bool, bool),
@@ -147,6 +152,7 @@ impl Daemon {
             let last: usize = ip.rsplit('.').next().and_then(|n| n.parse().ok()).expect("10.0.0.x");
             (None, last - 1)
         };
+        let up = Uplink::new(world, coordinator_host, coordinator.is_some());
         Self {
             pid,
             agent,
@@ -157,10 +163,8 @@ impl Daemon {
             workers,
             ended: BTreeMap::new(),
             coordinator,
-            coordinator_host,
-            stream: None,
-            last: LastReceived::at(world.now),
-            began: world.now,
+            up,
+            exits_until: None,
             formed: None,
             node: NodeId(0),
             wanted: (false, false),
@@ -183,10 +187,35 @@ impl Daemon {
     pub(crate) fn happens(&mut self, world: &mut World, event: DaemonIn) {
         // The coordinator lives on for others until the process ends.
         match event {
-            DaemonIn::Exit(code) => world.end(self.pid, ProcessEnd::Code(code), false),
-            DaemonIn::Node(from, message) => {
+            DaemonIn::Exit(code) => {
+                let is_owed = self.coordinator.as_ref().is_some_and(Coordinator::is_owed);
+                if is_owed && self.exits_until.is_some_and(|until| world.now < until) {
+                    world.after(ms(20), What::Daemon(self.pid, DaemonIn::Exit(code)));
+                } else {
+                    world.end(self.pid, ProcessEnd::Code(code), false);
+                }
+            }
+            DaemonIn::Node { stream, .. } | DaemonIn::Ordered { stream, .. }
+                if !world.streams.contains_key(&stream) => {}
+            DaemonIn::Node { stream, from, message } => {
                 if let Some(coordinator) = &mut self.coordinator {
-                    coordinator.received(world, from, message);
+                    coordinator.received(world, stream, from, message);
+                }
+            }
+            DaemonIn::StreamBroke(stream) => {
+                if let Some(coordinator) = &mut self.coordinator {
+                    coordinator.broke(world, stream);
+                }
+                if !self.is_over {
+                    self.stream_broke(world, stream);
+                }
+            }
+            DaemonIn::Notice(Notice::DaemonEnded { node, why }) => {
+                if let Some(coordinator) = &mut self.coordinator {
+                    coordinator.node_ended(world, NodeId(node), why);
+                }
+                if node == 0 && !self.is_over {
+                    self.coordinator_ended(world);
                 }
             }
             DaemonIn::EngineTick(at) => {
@@ -198,9 +227,8 @@ impl Daemon {
                 if let Some(coordinator) = &mut self.coordinator {
                     coordinator.closed(world, pid);
                 }
-                if self.stream == Some(pid) && !self.is_over {
-                    let what = "the stream to the coordinator broke";
-                    self.fails(world, Failure::new(FailureKind::CoordinatorLost, what));
+                if !self.is_over {
+                    self.coordinator_closed(world, pid);
                 }
             }
             DaemonIn::Terminate if !self.is_over => {
@@ -219,7 +247,7 @@ impl Daemon {
         match event {
             DaemonIn::Begin => self.begin(world),
             DaemonIn::Thawed(time) => {
-                self.last = LastReceived::at(world.now);
+                self.up.restart(world.now);
                 if let Some(coordinator) = &mut self.coordinator {
                     coordinator.suspended(world, time);
                 }
@@ -227,10 +255,8 @@ impl Daemon {
             DaemonIn::Notice(notice) => self.noticed(world, notice),
             DaemonIn::Beat => self.beat(world),
             DaemonIn::Dial => self.dial_coordinator(world),
-            DaemonIn::Ordered(from, order) if self.stream == Some(from) => {
-                self.last = LastReceived::at(world.now);
-                self.ordered(world, order);
-            }
+            DaemonIn::Return(attempt) => self.returns(world, attempt),
+            DaemonIn::Ordered { stream, message } => self.from_coordinator(world, stream, message),
             DaemonIn::Closed(pid) => {
                 let attached = self.slots.iter().position(
                     |slot| matches!(slot, Slot::Attached(one) | Slot::Claimed(one) if *one == pid),
@@ -288,55 +314,14 @@ impl Daemon {
         );
     }
 
-    fn dial_coordinator(&mut self, world: &mut World) {
-        if self.stream.is_some() {
-            return;
-        }
-        let there = world.hosts[self.coordinator_host].grpc.filter(|pid| world.is_alive(*pid));
-        let Some(there) = there else {
-            if world.now > self.began + ms(10_000) {
-                let what = "the coordinator does not answer";
-                self.fails(world, Failure::new(FailureKind::CoordinatorLost, what));
-            } else {
-                world.after(ms(100), What::Daemon(self.pid, DaemonIn::Dial));
-            }
-            return;
-        };
-        self.stream = Some(there);
-        self.last = LastReceived::at(world.now);
-        if there != self.pid {
-            world.connect(self.pid, there);
-        }
-        let join = pb::Join {
-            protocol: PROTOCOL,
-            version: VERSION.into(),
-            job: world.job.to_string(),
-            host: world.hosts[self.host].name.clone(),
-            data_address: format!("{}:5000", address(self.host)),
-            slots: u32::try_from(self.workers.len()).expect("few slots"),
-            order: self.order,
-            epoch: self.epoch,
-            ..pb::Join::default()
-        };
-        self.to_coordinator(world, FromNode::Join(Box::new(join)));
-    }
-
-    pub(crate) fn to_coordinator(&self, world: &mut World, message: FromNode) {
-        if let Some(to) = self.stream {
-            world.tell_daemon(self.pid, to, DaemonIn::Node(self.pid, message));
-        }
-    }
-
     fn beat(&mut self, world: &mut World) {
         world.after(BEAT, What::Daemon(self.pid, DaemonIn::Beat));
-        if let Some(coordinator) = &self.coordinator {
+        if let Some(coordinator) = &mut self.coordinator {
             coordinator.beat(world);
         }
-        self.to_coordinator(world, FromNode::Beat);
-        let limits = Limits::new(BEAT, SILENCE);
-        if self.stream.is_some() && self.last.silence(&limits, world.now).is_some() {
-            let what = "the coordinator is silent";
-            self.fails(world, Failure::new(FailureKind::CoordinatorLost, what));
+        self.tell_count(world);
+        self.check_stream(world);
+        if self.is_over {
             return;
         }
         if let Some((_, since)) = self.formed
@@ -373,7 +358,7 @@ impl Daemon {
     }
 
     /// The epoch has failed here, without the coordinator.
-    fn fails(&mut self, world: &mut World, failure: Failure) {
+    pub(crate) fn fails(&mut self, world: &mut World, failure: Failure) {
         self.over(world, &failure, false);
     }
 
@@ -402,6 +387,7 @@ impl Daemon {
 
     fn exits(&mut self, world: &mut World, code: i32) {
         self.is_over = true;
+        self.exits_until = Some(world.now + ms(1000));
         let delay = world.dice.time(20, 200);
         world.after(delay, What::Daemon(self.pid, DaemonIn::Exit(code)));
     }
@@ -436,7 +422,7 @@ impl Daemon {
             Notice::Stopping { why } => {
                 self.report(world, Failure::new(FailureKind::Cancelled, why));
             }
-            Notice::Started { .. } => {}
+            Notice::Started { .. } | Notice::DaemonEnded { .. } => {}
         }
     }
 
@@ -467,9 +453,9 @@ impl Daemon {
         }
     }
 
-    fn ordered(&mut self, world: &mut World, order: ToNode) {
+    pub(crate) fn ordered(&mut self, world: &mut World, order: ToNode) {
         match order {
-            ToNode::Beat => {}
+            ToNode::Beat(_) | ToNode::Resumed(_) | ToNode::Refused(_) => {}
             ToNode::Welcome(node, formed) => {
                 self.node = node;
                 let size: u32 = formed.nodes.iter().map(|node| node.slots).sum();
@@ -482,11 +468,14 @@ impl Daemon {
                     self.noticed(world, Notice::Ended { rank: Rank(id), end });
                 }
             }
-            ToNode::Refused(why) => {
-                self.fails(world, Failure::new(FailureKind::Invalid, why));
+            ToNode::Abort(failure) => {
+                self.tell_count(world);
+                self.over(world, &failure, true);
             }
-            ToNode::Abort(failure) => self.over(world, &failure, true),
-            ToNode::Shutdown => self.exits(world, 0),
+            ToNode::Shutdown => {
+                self.tell_count(world);
+                self.exits(world, 0);
+            }
             ToNode::Execute(execute) => self.execute(world, *execute),
         }
     }

@@ -30,7 +30,7 @@ pub(crate) enum Fault {
     FreezeHost,
     /// Data connections break, once or several times.
     BreakData,
-    /// The stream of a node breaks.
+    /// The streams of nodes break, once or several times.
     BreakStream,
     Partition,
     /// A host leaves.
@@ -57,11 +57,18 @@ const ALL: &[Fault] = &[
     F::BreakData,
     F::BreakData,
     F::BreakStream,
+    F::BreakStream,
+    F::BreakStream,
     F::Partition,
     F::Partition,
     F::Drain,
     F::List,
 ];
+
+/// Whether these faults only break connections, which return.
+pub(crate) fn only_break(faults: &[(Time, Fault)]) -> bool {
+    faults.iter().all(|(_, fault)| matches!(fault, F::BreakData | F::BreakStream))
+}
 
 /// The faults of a run, with their times. Some come close together: the next epoch forms then.
 pub(crate) fn plan(dice: &mut Dice) -> Vec<(Time, Fault)> {
@@ -172,13 +179,19 @@ impl World {
                 }
             }
             F::BreakStream => {
-                let first = self.hosts.iter().filter_map(|host| host.grpc).next();
-                let node = self.one_of(|role| role == Role::Daemon);
-                if let (Some(first), Some(node)) = (first, node)
-                    && first != node
-                    && self.processes[first].epoch == self.processes[node].epoch
-                {
-                    self.break_socket(first, node);
+                let is_open = |ends: &[Pid; 2]| {
+                    ends[0] != ends[1] && ends.iter().all(|pid| self.is_alive(*pid))
+                };
+                let open: Vec<u64> =
+                    self.streams.iter().filter(|(_, ends)| is_open(ends)).map(|it| *it.0).collect();
+                if let Some(stream) = self.dice.pick(&open) {
+                    let notices = [[true; 2], [true, false], [false, true], [false; 2]];
+                    let notice = self.dice.pick(&notices).unwrap_or_default();
+                    self.break_stream(stream, notice);
+                }
+                if !self.dice.one_in(4) {
+                    let next = self.dice.time(0, 900);
+                    self.after(next, What::Fault(F::BreakStream));
                 }
             }
             F::Partition => {

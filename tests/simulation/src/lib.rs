@@ -17,6 +17,7 @@
 //!
 //! - `world`: time, chance, processes, the network
 //! - `agents`, `coordinator`, `daemon`, `worker`: the processes, and what they decide with
+//! - `streams`: the streams between daemons and their coordinator
 //! - `pieces`, `lines`: operations on the data plane, and its connections
 //! - `faults`: what goes wrong
 //! - `check`, `plants`: the predicates, and faults that they must find
@@ -31,6 +32,7 @@ mod faults;
 mod lines;
 mod pieces;
 mod plants;
+mod streams;
 mod worker;
 mod world;
 
@@ -77,6 +79,8 @@ struct Simulation {
     launcher: Launcher,
     actors: Actors,
     has_faults: bool,
+    /// Whether all faults are breaks of connections.
+    only_break: bool,
 }
 
 impl Simulation {
@@ -108,13 +112,14 @@ impl Simulation {
         });
         let faults = faults::plan(&mut world.dice);
         let has_faults = !faults.is_empty();
+        let only_break = faults::only_break(&faults);
         for (at, fault) in faults {
             world.at(at, What::Fault(fault));
         }
         world.note(|| format!("hosts {:?}, rules {:?}", plan.nodes, plan.elastic));
         let mut actors = Actors::default();
         let launcher = Launcher::new(&mut world, plan, &mut actors);
-        Self { world, launcher, actors, has_faults }
+        Self { world, launcher, actors, has_faults, only_break }
     }
 
     fn run(mut self) -> Run {
@@ -147,6 +152,9 @@ impl Simulation {
             }
             Some(report) if report.code != 0 && !self.has_faults => {
                 check.fault("WAIT", format!("a job without faults fails: {end}"));
+            }
+            Some(_) if self.only_break && check.failures > 0 => {
+                check.fault("RETURN", "connections broke, and ranks heard of it".to_owned());
             }
             Some(_) => {}
         }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// How long a broken connection may be missing (`recovery.return_timeout_ms`).
-const RETURN: Time = Time::from_secs(10);
+pub(crate) const RETURN: Time = Time::from_secs(10);
 
 /// All connections that follow each other to one peer.
 #[derive(Debug)]

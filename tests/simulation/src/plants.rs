@@ -26,6 +26,10 @@ pub enum Plant {
     PartialResult,
     /// A connection that was made again begins at a frame, not at the byte where it had ended.
     ResentFrame,
+    /// A daemon that opens another stream has not counted the last message.
+    ReplayedMessage,
+    /// On another stream, the coordinator takes everything that it has sent for received.
+    DroppedMessage,
     /// A daemon starts operations that have come together in the reverse order.
     OperationOrder,
     /// A daemon tells its workers what it sees itself instead of the common cause.
@@ -41,13 +45,15 @@ impl Plant {
         (Self::VoteSplit, &["VOTE", "STATE"]),
         (Self::RankOrder, &["RANKS"]),
         (Self::StaleFrame, &["EPOCH"]),
-        (Self::Overwritten, &["ONE"]),
+        (Self::Overwritten, &["ONE", "VOTE"]),
         (Self::Stranger, &["MEMBER"]),
         (Self::DeadMember, &["SETS"]),
         (Self::TwoCoordinators, &["COORDINATOR"]),
         (Self::LostWakeup, &["WAIT"]),
         (Self::PartialResult, &["INPUT"]),
         (Self::ResentFrame, &["ONE"]),
+        (Self::ReplayedMessage, &["ORD", "TELL"]),
+        (Self::DroppedMessage, &["WAIT"]),
         (Self::OperationOrder, &["ORD"]),
         (Self::OwnCause, &["TELL"]),
         (Self::Silence, &["WAIT"]),

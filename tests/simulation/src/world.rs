@@ -174,6 +174,9 @@ pub(crate) struct World {
     /// The longest delay of a message between two hosts, in milliseconds.
     pub(crate) latency: u64,
     pub(crate) conns: BTreeMap<u64, Conn>,
+    /// The streams between daemons and their coordinators that are not broken, with their ends.
+    pub(crate) streams: BTreeMap<u64, [Pid; 2]>,
+    next_stream: u64,
     /// What each daemon shares with its workers. A worker that has left may have other memory by
     /// then.
     pub(crate) memory: BTreeMap<(Pid, Pid, Key), Buffer>,
@@ -212,6 +215,8 @@ impl World {
             hosts: Vec::new(),
             latency: 4,
             conns: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            next_stream: 0,
             memory: BTreeMap::new(),
             cut: BTreeSet::new(),
             sockets: BTreeSet::new(),
@@ -335,12 +340,29 @@ impl World {
         }
     }
 
-    /// Breaks a connection for both.
-    pub(crate) fn break_socket(&mut self, one: Pid, other: Pid) {
-        self.sockets.insert((one.min(other), one.max(other)));
-        self.close(one, other);
-        self.sockets.insert((one.min(other), one.max(other)));
-        self.close(other, one);
+    /// Opens a stream between a daemon and its coordinator.
+    pub(crate) fn open_stream(&mut self, one: Pid, other: Pid) -> u64 {
+        self.next_stream += 1;
+        self.streams.insert(self.next_stream, [one, other]);
+        self.next_stream
+    }
+
+    /// Closes a stream from one side.
+    pub(crate) fn close_stream(&mut self, stream: u64, from: Pid, to: Pid) {
+        if self.streams.remove(&stream).is_some() {
+            let at = self.arrival(End::Process(from), End::Process(to));
+            self.at(at, What::Daemon(to, DaemonIn::StreamBroke(stream)));
+        }
+    }
+
+    /// What is on the way on a stream is lost; these of its ends notice it.
+    pub(crate) fn break_stream(&mut self, stream: u64, notice: [bool; 2]) {
+        let Some(ends) = self.streams.remove(&stream) else { return };
+        self.note(|| format!("stream {stream} breaks"));
+        for (pid, _) in ends.into_iter().zip(notice).filter(|(_, notices)| *notices) {
+            let delay = self.dice.time(0, 3);
+            self.after(delay, What::Daemon(pid, DaemonIn::StreamBroke(stream)));
+        }
     }
 
     /// A process ends. Its agent notices it, and so does everyone with a connection.

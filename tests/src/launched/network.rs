@@ -389,11 +389,56 @@ impl Pair {
         self.swallow(host, 17, ports);
     }
 
+    /// Takes or gives the interface of a host away from it.
+    pub fn set_link(&self, host: usize, is_up: bool) {
+        let state = if is_up { "up" } else { "down" };
+        must(&["ip", "-n", &self.names[host], "link", "set", CABLE, state]);
+    }
+
+    /// Drops all packets of the connections of both hosts to these TCP ports, like a firewall that
+    /// has forgotten them. Others pass. Returns their number; `None`, with a printed reason, if
+    /// they can't be listed.
+    pub fn forget_connections(&self, ports: &[u16]) -> Option<usize> {
+        let own = [self.local_ports(0, ports)?, self.local_ports(1, ports)?];
+        self.swallow_all(6, [&own[0], &own[1]]);
+        Some(own[0].len() + own[1].len())
+    }
+
+    /// The ports from which a host has connected to these TCP ports.
+    fn local_ports(&self, host: usize, ports: &[u16]) -> Option<Vec<u16>> {
+        let mut own = Vec::new();
+        for port in ports {
+            let port = format!("= :{port}");
+            let words = ["ss", "-H", "-tn", "state", "established", "dport", &port];
+            match run(&[&["ip", "netns", "exec", &self.names[host]], &words[..]].concat()) {
+                Ok(output) => {
+                    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+                    let locals = text.lines().filter_map(|line| line.split_whitespace().nth(2));
+                    own.extend(locals.filter_map(|at| at.rsplit(':').next()?.parse::<u16>().ok()));
+                }
+                Err(why) => {
+                    println!("skipped: connections can't be listed here: {why}");
+                    return None;
+                }
+            }
+        }
+        Some(own)
+    }
+
     /// Drops packets of an IP protocol to or from these ports of a host.
     fn swallow(&self, host: usize, protocol: u8, ports: &[u16]) {
-        // The offset of the port in a packet, towards the host and away from it.
-        for (port_of_switch, at) in [(PORTS[host], 22), (PORTS[1 - host], 20)] {
-            let filters = ports.iter().map(|port| {
+        let mut both = [&[][..]; 2];
+        both[host] = ports;
+        self.swallow_all(protocol, both);
+    }
+
+    /// Drops packets of an IP protocol to or from these ports of each host.
+    fn swallow_all(&self, protocol: u8, ports: [&[u16]; 2]) {
+        for (host, port_of_switch) in PORTS.into_iter().enumerate() {
+            // The offset of the port in a packet, towards the host and away from the other one.
+            let ends = [(ports[host], 22), (ports[1 - host], 20)];
+            let matches = ends.iter().flat_map(|(ports, at)| ports.iter().map(move |it| (it, at)));
+            let filters = matches.map(|(port, at)| {
                 format!(
                     "filter parent 1: protocol ip u32 match ip protocol {protocol} 0xff \
                      match u16 {port} 0xffff at {at} flowid 1:2"

@@ -287,16 +287,18 @@ fn asking_the_coordinator_to_end_ends_the_job() {
 
 #[test]
 fn the_death_of_the_coordinator_ends_the_job() {
-    let cause = ended_by(&Plan::nodes(&[2, 1]), Cluster::kill_coordinator);
+    let plan = Plan::nodes(&[2, 1]).set("recovery.return_timeout_ms=500");
+    let cause = ended_by(&plan, Cluster::kill_coordinator);
     assert_eq!(cause.kind, FailureKind::CoordinatorLost);
     assert!(cause.what.contains("the coordinator at 127.0.0.1:"), "{cause}");
+    assert!(cause.what.contains("was not made again within 500 ms"), "{cause}");
 }
 
 /// Its sockets stay open, so only the missing heartbeats show it.
 #[test]
 fn a_frozen_coordinator_ends_the_job() {
     let plan = Plan::nodes(&[2, 1]).set("heartbeat.interval_ms=200");
-    let plan = plan.set("heartbeat.timeout_ms=1500");
+    let plan = plan.set("heartbeat.timeout_ms=1500").set("recovery.return_timeout_ms=1000");
     let mut cluster = Cluster::start(&plan).unwrap();
     let begun = Arc::new(Barrier::new(4));
     let ranks = waiting_ranks(&cluster, &begun);
@@ -312,6 +314,33 @@ fn a_frozen_coordinator_ends_the_job() {
     for ending in cluster.finish().unwrap() {
         let Ending::Failed(failure) = ending else { panic!("{ending:?}") };
         assert_eq!(failure.kind, FailureKind::CoordinatorLost);
+    }
+}
+
+/// Nodes open other streams, on which the coordinator continues when it runs again.
+#[test]
+fn a_coordinator_that_comes_back_in_time_goes_on() {
+    let plan = Plan::nodes(&[2, 1]).set("heartbeat.interval_ms=200");
+    let plan = plan.set("heartbeat.timeout_ms=1500");
+    let cluster = Cluster::start(&plan).unwrap();
+    let begun = Arc::new(Barrier::new(4));
+    let again = begun.clone();
+    let ranks = cluster.start_ranks([0, 1, 2], move |session| {
+        session.barrier().unwrap();
+        again.wait();
+        for step in 0..20 {
+            let mut values = [1_u64; 1000];
+            session.allreduce_slice(&mut values, sum(&format!("step {step}"))).unwrap();
+            assert_eq!(values, [3; 1000]);
+            thread::sleep(Duration::from_millis(50));
+        }
+        session.shutdown().unwrap();
+    });
+    begun.wait();
+    cluster.freeze_coordinator(Duration::from_secs(4));
+    ranks.join().unwrap();
+    for ending in cluster.finish().unwrap() {
+        assert_eq!(ending, Ending::Finished);
     }
 }
 

@@ -16,7 +16,9 @@ const TWO_NODES: (u32, &str) = (4, "127.0.0.1:2,127.0.0.2:2");
 
 fn start((ranks, hosts): (u32, &str), steps: &[&str]) -> Job {
     let steps = [&["deaf"], steps].concat();
-    Launch::new().ranks(ranks).hosts(hosts).rank(&steps).start()
+    // A node that is silent for longer than `heartbeat.timeout_ms` is not waited for.
+    let launch = Launch::new().ranks(ranks).hosts(hosts).set("recovery.return_timeout_ms=3000");
+    launch.rank(&steps).start()
 }
 
 /// All ranks except this one.

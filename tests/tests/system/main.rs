@@ -10,6 +10,7 @@ mod collector;
 mod composites;
 mod compression;
 mod conformance;
+mod control_breaks;
 mod disagreement;
 mod discovery;
 mod doctor;

@@ -6,8 +6,12 @@ use std::{thread::sleep, time::Duration};
 use gradwire_tests::launched::{Job, network::Pair, now_us};
 
 /// Ranks that ignore SIGTERM and work until they are notified of a failure.
-fn busy(pair: &Pair) -> Job {
-    let job = pair.launch().words(&["--verbose"]).rank(&["deaf", "attach", "loop:100000:100000"]);
+/// A host that is silent for longer than `heartbeat.timeout_ms` is not waited for.
+const IMPATIENT: &str = "recovery.return_timeout_ms=3000";
+
+fn busy(pair: &Pair, set: &str) -> Job {
+    let job = pair.launch().set(set).words(&["--verbose"]);
+    let job = job.rank(&["deaf", "attach", "loop:100000:100000"]);
     let job = job.start();
     job.until_said("looping", 4);
     job
@@ -34,7 +38,7 @@ fn sums_are_exact_over_a_slow_lossy_cable() {
 #[test]
 fn a_cut_cable_is_reported_on_both_sides() {
     let Some(pair) = Pair::new() else { return };
-    let job = busy(&pair);
+    let job = busy(&pair, IMPATIENT);
     let fault = now_us();
     pair.cut();
     let report = job.finish();
@@ -53,22 +57,22 @@ fn a_cut_cable_is_reported_on_both_sides() {
 
 #[test]
 fn blocked_data_ports_of_live_nodes_are_reported() {
-    let Some(pair) = Pair::new() else { return };
-    let job = busy(&pair);
-    let ports: Vec<u16> = job
-        .served("data")
-        .into_iter()
-        .filter_map(|address| address.strip_prefix("10.213.0.2:")?.parse().ok())
-        .collect();
-    let fault = now_us();
-    pair.swallow_ports(1, &ports);
-    let report = job.finish();
-    report.assert_notified(
-        &[0, 1, 2, 3],
-        fault,
-        &["host 10.213.0.", "no data has moved for 5000 ms"],
-    );
-    report.assert_code(1);
+    let again = ["host 10.213.0.2: its data plane at ", "can't be reached again within 3000 ms"];
+    let late = ["host 10.213.0.", "no data has moved for 5000 ms"];
+    for (set, what) in [(IMPATIENT, again), ("recovery.enabled=false", late)] {
+        let Some(pair) = Pair::new() else { return };
+        let job = busy(&pair, set);
+        let ports: Vec<u16> = job
+            .served("data")
+            .into_iter()
+            .filter_map(|address| address.strip_prefix("10.213.0.2:")?.parse().ok())
+            .collect();
+        let fault = now_us();
+        pair.swallow_ports(1, &ports);
+        let report = job.finish();
+        report.assert_notified(&[0, 1, 2, 3], fault, &what);
+        report.assert_code(1);
+    }
 }
 
 /// Many attempts to connect fail, because each fails at once.
@@ -110,7 +114,8 @@ fn half_a_second_each_way_is_not_too_far() {
 /// line is cut `after` a file has let them go on.
 fn cut_in_phase(pair: &Pair, set: &str, steps: &[&str], begun: usize, after: Option<Duration>) {
     let steps = [&["deaf"], steps].concat();
-    let mut job = pair.launch().set(set).words(&["--verbose"]).rank(&steps).start();
+    let launch = pair.launch().set(IMPATIENT).set(set).words(&["--verbose"]);
+    let mut job = launch.rank(&steps).start();
     job.until_said("said", begun);
     if let Some(after) = after {
         job.allow("go");

@@ -334,7 +334,8 @@ fn small_packets_are_enough() {
 fn a_line_cut_in_one_direction_is_reported() {
     for towards in [0, 1] {
         let Some(pair) = Pair::new() else { return };
-        let mut job = begun(pair.launch(), &["loop:100000:100000"]);
+        let launch = pair.launch().set("recovery.return_timeout_ms=3000");
+        let mut job = begun(launch, &["loop:100000:100000"]);
         until_busy(&mut job, &pair, &[0, 1]);
         let fault = now_us();
         pair.cut_towards(towards);
@@ -367,7 +368,7 @@ fn a_coordinator_blocked_later_is_reported() {
     let Some(pair) = Pair::new() else { return };
     let launch = pair.launch().set("coordinator.listen=10.213.0.1:29999");
     // A stream may be silent for longer than a node: its system may need the time to retransmit.
-    let launch = launch.set("heartbeat.timeout_ms=2000");
+    let launch = launch.set("heartbeat.timeout_ms=2000").set("recovery.return_timeout_ms=3000");
     let mut job = begun(launch, &["loop:100000:100000"]);
     until_busy(&mut job, &pair, &[0, 1]);
     let fault = now_us();

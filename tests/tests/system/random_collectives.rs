@@ -73,8 +73,8 @@ fn any_job_agrees_with_the_reference() {
     });
 }
 
-/// Jobs agree with the reference while their data connections are reset again and again, at both
-/// ends.
+/// Jobs agree with the reference while their connections, also those with the coordinator, are
+/// reset again and again, at both ends.
 #[test]
 fn any_job_survives_resets() {
     let broken = AtomicUsize::new(0);
@@ -82,8 +82,9 @@ fn any_job_survives_resets() {
         let script = Script::of(seed, calls, 4 * MAX_BYTES);
         let fail = |error: anyhow::Error| TestCaseError::fail(error.to_string());
         let cluster = Cluster::start(&script.plan).map_err(fail)?;
+        let data = cluster.daemons.iter().map(|daemon| daemon.data_address);
         let ports: Vec<u16> =
-            cluster.daemons.iter().map(|daemon| daemon.data_address.port()).collect();
+            data.chain([cluster.coordinator_address]).map(|at| at.port()).collect();
         let (program, is_done) = (script.clone(), AtomicBool::new(false));
         let results = thread::scope(|scope| {
             scope.spawn(|| {

@@ -1,7 +1,14 @@
 //! A node without data: a daemon's stream to the coordinator with all its messages. Received
 //! operations are done at once.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::{
@@ -28,8 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The most messages in flight to the coordinator.
 const QUEUE: usize = 64;
 
-/// The sending end of a node's messages.
-pub type Sender = mpsc::Sender<pb::NodeMessage>;
+/// The sending end of a node's messages, and how many messages the node has received.
+pub type Sender = (mpsc::Sender<pb::NodeMessage>, Arc<AtomicU64>);
 
 /// The common data of all nodes of a job.
 #[derive(Debug)]
@@ -62,7 +69,9 @@ pub struct Span {
 pub struct Node {
     job: Arc<Job>,
     order: u32,
-    to: Sender,
+    to: mpsc::Sender<pb::NodeMessage>,
+    /// How many messages it has received, which heartbeats tell the coordinator.
+    count: Arc<AtomicU64>,
     from: Streaming<pb::CoordinatorMessage>,
     nonce: Vec<u8>,
     wire: Arc<Wire>,
@@ -109,6 +118,7 @@ impl Node {
             job,
             order,
             to,
+            count: Arc::default(),
             from,
             nonce: auth::nonce().to_vec(),
             wire,
@@ -145,6 +155,8 @@ impl Node {
             rack: "",
             line_mbit: 0,
             epoch: 0,
+            attempt: 0,
+            received: 0,
             metrics_address: "",
         });
         pb::Join {
@@ -158,6 +170,8 @@ impl Node {
             rack: String::new(),
             line_mbit: 0,
             epoch: 0,
+            attempt: 0,
+            received: 0,
             metrics_address: String::new(),
             nonce: self.nonce.clone(),
             proof: proof.to_vec(),
@@ -181,7 +195,7 @@ impl Node {
 
     /// The sender for heartbeats.
     pub fn sender(&self) -> Sender {
-        self.to.clone()
+        (self.to.clone(), Arc::clone(&self.count))
     }
 
     /// Performs some steps, together with all other nodes.
@@ -273,6 +287,9 @@ impl Node {
             };
             let message = message.map_err(|status| self.wrong(status.message()))?;
             let message = message.ok_or_else(|| self.wrong("the coordinator closed the stream"))?;
+            if !matches!(message.message, Some(Received::Challenge(_))) {
+                self.count.fetch_add(1, Relaxed);
+            }
             match &message.message {
                 Some(Received::Heartbeat(_)) | None => {}
                 Some(Received::Abort(abort)) => {
@@ -340,11 +357,12 @@ pub async fn beat(nodes: Vec<Sender>, every: Duration) {
         if reports {
             reported = Some(uptime);
         }
-        for (number, node) in (0..).zip(&nodes) {
+        for (number, (node, received)) in (0..).zip(&nodes) {
             // The coordinator measures round trips with the echo, which is not needed here.
             let heartbeat = ToCoordinator::Heartbeat(pb::Heartbeat {
                 sent_ns,
                 report: reports.then(|| report(number, count, uptime)),
+                received: received.load(Relaxed),
                 ..pb::Heartbeat::default()
             });
             // A full queue shows that the node is alive, without a heartbeat.

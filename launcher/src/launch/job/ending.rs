@@ -65,6 +65,27 @@ impl Job {
         self.ranks_ran && self.failure.is_none() && self.daemon_runs()
     }
 
+    /// Tells the other daemons that the one of this host has ended, so that they do not wait for
+    /// its connections. Once the cause is known, all of them end anyway.
+    fn announce_end(&mut self, agent: usize, why: String) {
+        let is_over = matches!(
+            self.phase,
+            Phase::Ending | Phase::Assembling | Phase::Finishing | Phase::Stopping | Phase::Done
+        );
+        let Some(node) = self.plan.nodes.iter().position(|node| node.agent == agent) else {
+            return;
+        };
+        if is_over || self.failure.is_some() {
+            return;
+        }
+        let others = self.plan.nodes.iter().map(|node| node.agent).filter(|other| *other != agent);
+        let others: Vec<_> = others.filter(|other| !self.hosts[*other].stopped).collect();
+        for other in others {
+            let notice = Notice::DaemonEnded { node: node as u32, why: why.clone() };
+            self.order(other, Order::Notify { notice });
+        }
+    }
+
     pub(super) fn exited(
         &mut self,
         node: usize,
@@ -78,6 +99,9 @@ impl Job {
         let process = self.processes.entry((node, role)).or_default();
         process.ended = Some(end);
         let ran = at.saturating_sub(process.started.unwrap_or(at));
+        if role == Role::Daemon && !end.is_well() {
+            self.announce_end(node, format!("its process {end}"));
+        }
         let is_failure = match role {
             Role::Rank(worker) => self.worker_ended(node, worker, end, now),
             Role::Daemon => {
@@ -125,6 +149,7 @@ impl Job {
                 self.causes.push(Cause::NotStarted { what, hint: String::new() });
             }
         } else if !stopped {
+            self.announce_end(node, format!("the launcher lost the connection to it: {what}"));
             self.agent_lost(node, now);
             let cause = Cause::Lost { host, what, at };
             if is_node || self.epochs.is_none() {

@@ -391,6 +391,14 @@ fn a_lost_host_ends_the_job() {
 }
 
 #[test]
+fn the_end_of_a_daemon_is_announced() {
+    let mut job = running();
+    let orders = step(&mut job, exited(1, Role::Daemon, ProcessEnd::Signal(9), 1500), 1500);
+    let notice = r#"DaemonEnded { node: 1, why: "its process was killed by SIGKILL" }"#;
+    assert_eq!(orders, [format!("0:Notify {{ notice: {notice} }}")]);
+}
+
+#[test]
 fn an_agent_may_never_report_stopped() {
     let mut job = running();
     step(&mut job, Event::Interrupted { signal: 15 }, 2000);
