@@ -20,3 +20,8 @@ pub(crate) mod memory;
 pub(crate) mod operation;
 pub(crate) mod tensor;
 pub(crate) mod world;
+
+/// Whole milliseconds, for messages.
+pub(crate) fn milliseconds(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

@@ -28,11 +28,11 @@ use crate::{
     metrics,
     model::{
         members::Members,
+        milliseconds,
         tensor::{
             Announced, Latest, LocalTensor, QueuedTensor, TensorKey, Ticket, Variant, join_of, pair,
         },
     },
-    workers::recent::milliseconds,
 };
 
 #[derive(Debug, Default)]
@@ -449,7 +449,9 @@ impl TensorQueue {
             })
         });
         let mut partly: Vec<_> = partly.collect();
-        partly.sort_by_key(|partly| std::cmp::Reverse(partly.waiting_ms));
+        partly.sort_by(|one, other| {
+            other.waiting_ms.cmp(&one.waiting_ms).then_with(|| one.name.cmp(&other.name))
+        });
         partly.truncate(MAX_PARTLY);
         partly
     }

@@ -89,7 +89,10 @@ fn brief(mut threads: Threads) -> Threads {
 
 /// Cuts a text at its begin, where a path is least interesting.
 fn cut(text: &mut String) {
-    if let Some((at, _)) = text.char_indices().rev().nth(MAX_TEXT) {
+    let more = text.chars().count().saturating_sub(MAX_TEXT);
+    if more > 0
+        && let Some((at, _)) = text.char_indices().nth(more)
+    {
         text.replace_range(..at, "…");
     }
 }

@@ -90,7 +90,7 @@ pub(crate) fn doing(pid: u32, before: Option<Used>) -> Doing {
         'D' => pb::Doing::Uninterruptible,
         // One look at a thread says little, so the earlier one counts, too. On a busy host, a
         // process that never sleeps may get little time.
-        'R' if before.is_some_and(|before| before.state == 'R') => pb::Doing::Running,
+        'R' if cpu > 0.0 && before.is_some_and(|it| it.state == 'R') => pb::Doing::Running,
         _ if cpu >= BUSY => pb::Doing::Running,
         _ => pb::Doing::Sleeping,
     };

@@ -1,13 +1,12 @@
 //! The last operations that a rank has submitted, for explanations of waits. Two short locks per
 //! operation are all they cost.
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, time::Instant};
 
 use gradwire_proto::{Collective, TensorName, pb};
 use parking_lot::Mutex;
+
+use crate::model::milliseconds;
 
 /// How many are kept (BOUND).
 const KEPT: usize = 3;
@@ -63,11 +62,6 @@ impl Recent {
         };
         (state.last.iter().rev().map(operation).collect(), state.count)
     }
-}
-
-/// Whole milliseconds.
-pub(crate) fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
