@@ -1,5 +1,5 @@
-//! The explanation of a wait as text, for people: who waits for which tensor, who has not submitted
-//! it, and what those ranks do. Pure.
+//! The explanation of a wait as text, for people: the tensors, the ranks that wait for them, the
+//! ranks that have not submitted them, and what those do. Pure.
 //!
 //! Outliers come first, and what is the same on several ranks is written once.
 

@@ -1,6 +1,6 @@
-//! Who waits for whom: what the engine knows about tensors, together with what the nodes say about
-//! tensors that only some of their ranks have submitted. A node announces a tensor once all of its
-//! ranks have submitted it, so the engine alone can't tell which ranks of a node are missing.
+//! The waits of the job: what the engine knows about tensors, with what the nodes say about tensors
+//! that only some of their ranks have submitted. A node announces a tensor once all of its ranks
+//! have submitted it, so the engine alone can't tell which ranks of a node are missing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

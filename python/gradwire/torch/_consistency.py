@@ -28,7 +28,7 @@ from gradwire.torch._adapter import check_own_memory
 from gradwire.torch._checks import value_digest
 from gradwire.torch._parameters import without_waiting
 
-# A report names at most so many values for each group of ranks.
+# A report names at most this many values for each group of ranks.
 _NAMED = 5
 
 # The calls for each model, so that every n-th one compares.

@@ -84,7 +84,7 @@ def test_each_kind_of_difference_is_named() -> None:
             hvd.check_consistent(copy.deepcopy(net), steps, buffers=False)
         with pytest.raises(hvd.Disagreement) as caught:
             hvd.check_consistent(net, steps)
-        # Of two ranks, neither has a majority; the first counts as right.
+        # Two ranks have no majority, so the first counts as right.
         assert (caught.value.rank, caught.value.tensor) == (last, name), caught.value
         assert f"rank {last}: 1 of " in str(caught.value)
         assert ("buffers=False" in str(caught.value)) == (change in (buffer, lost))

@@ -94,8 +94,8 @@ impl Session<'_> {
         ))
     }
 
-    /// Opens another stream, because one is `lost`, or if there is no failure, silent. Its first
-    /// message is a challenge. Returns the ending if the job is over meanwhile.
+    /// Opens another stream, because the other one is `lost` or, without a failure, silent. The
+    /// first message of a stream is a challenge. Returns the ending if the job is over meanwhile.
     pub(super) async fn opens_another(
         &mut self,
         lost: Option<Failure>,
