@@ -10,8 +10,10 @@
 //! that the other one has not received ([`gradwire_proto::numbered`]). Meanwhile its own messages
 //! wait.
 //!
+//! - `absence`: for how long there has been no stream of use
 //! - `returning`: continues on another stream
 
+mod absence;
 mod returning;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -31,7 +33,7 @@ use tokio::{
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
-use self::returning::Return;
+use self::absence::Absence;
 use super::{
     connect::{Introduction, Messages, ToCoordinator, from_status, is_broken, lost, open},
     dispatch::Dispatcher,
@@ -78,7 +80,7 @@ pub(crate) async fn negotiate(
             liveness: &liveness,
             coordinator_ended,
             outbox,
-            back: Return::default(),
+            back: Absence::default(),
             received: Received::default(),
             registry: None,
             failure: None,
@@ -98,7 +100,7 @@ struct Session<'a> {
     liveness: &'a Liveness,
     coordinator_ended: CancellationToken,
     outbox: ToCoordinator,
-    back: Return,
+    back: Absence,
     received: Received,
     registry: Option<registry::Registry>,
     /// This node's own failure, and the deadline for the coordinator's answer.

@@ -256,7 +256,7 @@ impl Daemon {
             DaemonIn::Beat => self.beat(world),
             DaemonIn::Dial => self.dial_coordinator(world),
             DaemonIn::Return(attempt) => self.returns(world, attempt),
-            DaemonIn::Ordered { stream, message } => self.from_coordinator(world, stream, message),
+            DaemonIn::Ordered { stream, message } => self.hears(world, stream, message),
             DaemonIn::Closed(pid) => {
                 let attached = self.slots.iter().position(
                     |slot| matches!(slot, Slot::Attached(one) | Slot::Claimed(one) if *one == pid),
@@ -281,7 +281,7 @@ impl Daemon {
                 };
                 self.slots[local] = Slot::Left;
                 let rank = self.rank(local);
-                self.to_coordinator(world, FromNode::Left(rank, false));
+                self.tell_coordinator(world, FromNode::Left(rank, false));
                 world.tell_worker(self.pid, pid, WorkerIn::Detached);
             }
             DaemonIn::Hello { conn, from, bytes } => self.hello(world, conn, from, &bytes),
@@ -350,7 +350,7 @@ impl Daemon {
         if self.formed.is_some() {
             if !std::mem::replace(&mut self.has_reported, true) {
                 world.note(|| format!("daemon {} reports {}", self.pid, failure.what));
-                self.to_coordinator(world, FromNode::Failed(failure));
+                self.tell_coordinator(world, FromNode::Failed(failure));
             }
         } else {
             self.fails(world, failure);
@@ -403,7 +403,7 @@ impl Daemon {
                 if self.formed.is_some() {
                     self.slots[local] = Slot::Left;
                     if end.is_well() {
-                        self.to_coordinator(world, FromNode::Left(self.rank(local), true));
+                        self.tell_coordinator(world, FromNode::Left(self.rank(local), true));
                     } else {
                         self.worker_lost(world, local, "it ended before it had joined");
                     }

@@ -287,7 +287,7 @@ impl Daemon {
         if world.has(Plant::Overwritten) {
             self.gone.insert(number, piece);
         }
-        self.to_coordinator(world, FromNode::Done(number));
+        self.tell_coordinator(world, FromNode::Done(number));
     }
 
     /// The bytes of a chunk that is sent.

@@ -125,7 +125,7 @@ impl Daemon {
         world.tell_daemon(from, there, DaemonIn::Node { stream, from, message });
     }
 
-    pub(crate) fn to_coordinator(&mut self, world: &mut World, message: FromNode) {
+    pub(crate) fn tell_coordinator(&mut self, world: &mut World, message: FromNode) {
         self.up.sent.push(message, 1);
         self.flush(world);
     }
@@ -144,7 +144,7 @@ impl Daemon {
     /// Tells the coordinator how many of its messages have arrived.
     pub(crate) fn tell_count(&mut self, world: &mut World) {
         let count = self.up.received.tell();
-        self.to_coordinator(world, FromNode::Beat(count));
+        self.tell_coordinator(world, FromNode::Beat(count));
     }
 
     /// Opens another stream if this one is silent. Gives up if none has continued in time.
@@ -217,7 +217,7 @@ impl Daemon {
     }
 
     /// A message of the coordinator has arrived.
-    pub(crate) fn from_coordinator(&mut self, world: &mut World, stream: u64, message: ToNode) {
+    pub(crate) fn hears(&mut self, world: &mut World, stream: u64, message: ToNode) {
         if self.up.stream != Some(stream) {
             return;
         }

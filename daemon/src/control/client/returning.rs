@@ -14,56 +14,15 @@ use tokio_stream::StreamExt;
 use super::{Session, unproven};
 use crate::{
     control::{
-        connect::{Messages, ToCoordinator, lost, reopen},
+        connect::{Messages, lost, reopen},
         dial::ATTEMPT,
         heartbeat::silent,
     },
     metrics,
 };
 
-/// A stream that breaks earlier, and on which nothing has arrived, takes no more time to return.
-const STABLE: Duration = Duration::from_secs(1);
-
 /// The pause after a stream that broke before the coordinator continued on it.
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// What is known of the streams after the first one.
-#[derive(Debug, Default)]
-pub(super) struct Return {
-    /// Another stream, on which the coordinator has not answered the join yet, and until when it
-    /// may take for that.
-    pub(super) next: Option<(ToCoordinator, Instant)>,
-    /// The number of the stream.
-    pub(super) attempt: u32,
-    /// When the last stream broke that was of use, until a message arrives again. So other streams
-    /// do not take more time.
-    broke: Option<Instant>,
-    /// Whether that stream was only silent.
-    was_silent: bool,
-    /// When the coordinator continued on this stream.
-    returned: Option<Instant>,
-    /// Whether the coordinator has proven the secret on this stream.
-    pub(super) is_proven: bool,
-}
-
-impl Return {
-    /// A stream is lost, which last was of use `since` then.
-    fn begin(&mut self, since: Instant, was_silent: bool) {
-        (self.next, self.is_proven) = (None, false);
-        if self.returned.take().is_some_and(|returned| returned.elapsed() >= STABLE) {
-            self.broke = None;
-        }
-        if self.broke.is_none() {
-            (self.broke, self.was_silent) = (Some(since), was_silent);
-        }
-        self.attempt += 1;
-    }
-
-    /// A message has arrived.
-    pub(super) fn is_of_use(&mut self) {
-        self.broke = None;
-    }
-}
 
 impl Session<'_> {
     /// Until when this node must have another stream, after one broke.
@@ -94,8 +53,8 @@ impl Session<'_> {
         ))
     }
 
-    /// Opens another stream, because the other one is `lost` or, without a failure, silent. The
-    /// first message of a stream is a challenge. Returns the ending if the job is over meanwhile.
+    /// Opens another stream, because one is `lost`. Without a failure, that one is only silent. The
+    /// first message is a challenge. Returns the ending if the job is over meanwhile.
     pub(super) async fn opens_another(
         &mut self,
         lost: Option<Failure>,

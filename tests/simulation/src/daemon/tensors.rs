@@ -66,7 +66,7 @@ impl Daemon {
             submitted: submitted.collect(),
             latest: None,
         };
-        self.to_coordinator(world, FromNode::Ready(announcement));
+        self.tell_coordinator(world, FromNode::Ready(announcement));
     }
 
     /// The tensor that a message names.
@@ -101,7 +101,7 @@ impl Daemon {
         let ids: Vec<TensorId> = execute.evicted;
         if !ids.is_empty() {
             ids.iter().for_each(|id| drop(self.names.remove(id)));
-            self.to_coordinator(world, FromNode::Forgotten(ids));
+            self.tell_coordinator(world, FromNode::Forgotten(ids));
         }
     }
 
