@@ -184,7 +184,8 @@ class Submissions:
         for slot in self.slots.values():
             slot.unwatch()
             slot.check_base()
-            if slot.content is Content.COMMON or slot.base is not None:
+            is_result = slot.content is Content.COMMON and slot.is_where_it_was
+            if is_result or slot.base is not None:
                 _left.leave_result(slot)
 
     def watch(self) -> None:

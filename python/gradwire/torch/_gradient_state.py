@@ -296,6 +296,11 @@ class GradientState:
         gradient = self.parameter.grad
         return None if gradient is None else _stamp(gradient)
 
+    @property
+    def is_where_it_was(self) -> bool:
+        """Whether the gradient is where it was at the last check."""
+        return self.seen is not None and self.seen[0] == self.stamp[0]
+
     def set_aside(self) -> None:
         """Sets aside the result of an exchange, so that it is not summed again.
 
