@@ -156,7 +156,7 @@ def test_a_result_of_a_deleted_optimizer(frozen: bool, op: Any, sent: str) -> No
     shared = zeros()
     if frozen:
         shared.requires_grad_(False)
-    first, second = wrapped(shared, names="x", op=op), wrapped(shared, names="y", op=op)
+    first, second = (wrapped(shared, names=[f"left {at}"], op=op) for at in "ab")
     second.zero_grad()
     if frozen:
         shared.grad = torch.full((3,), hvd.rank() + 1.0)
@@ -171,7 +171,7 @@ def test_a_result_of_a_deleted_optimizer(frozen: bool, op: Any, sent: str) -> No
     file.seek(0)
     assert torch.load(file).tolist() == [mean() * parts(op)] * 3
     if frozen:
-        first = wrapped(shared, names="z", op=op)
+        first = wrapped(shared, names=["left c"], op=op)
     first.step()
     assert shared.tolist() == [-2 * mean() * parts(op)] * 3
     shared.grad = torch.full((3,), hvd.rank() + 1.0)

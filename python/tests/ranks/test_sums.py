@@ -146,7 +146,7 @@ def test_concatenated_parameters_of_another_type(sent: str) -> None:
 
 def test_two_optimizers_of_a_frozen_parameter(sent: str) -> None:
     parameter = zeros().requires_grad_(False)
-    optimizers = [wrapped(parameter, op=hvd.Sum, names=name) for name in "xy"]
+    optimizers = [wrapped(parameter, op=hvd.Sum, names=[f"frozen {at}"]) for at in "ab"]
     for step in range(3):
         parameter.grad = torch.full((3,), hvd.rank() + 1.0)
         for optimizer in optimizers:
