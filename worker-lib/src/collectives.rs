@@ -26,8 +26,8 @@ use gradwire_shm::control::{Origin, Submission};
 use crate::{
     epoch::Membership,
     error::{GradwireError, Result},
-    finite::Inspection,
     handle::{Handle, NotStarted, Start},
+    inspection::Inspection,
     memory::{Buffer, FromBuffer, Keep, Memory, Output, Payload},
     naming::{Numbered, PAIRS, Way},
     options::Common,

@@ -1,71 +1,21 @@
-//! NaN and infinite values in what this rank contributes (`checks.finite`).
-//!
-//! A sum spreads the NaN of one rank to all, and afterwards nobody can tell where it came from. So
-//! each rank looks at its own contribution, right before the daemon gets it. This reads the tensor
-//! once more.
+//! Which values of a tensor are not finite. Pure.
 
-use gradwire_keys::CheckFinite;
-use gradwire_proto::{Collective, DType, Request};
-
-use crate::memory::Memory;
-
-/// The contribution of this rank to an operation, which is to be looked at.
-#[derive(Debug)]
-pub(crate) struct Inspection {
-    /// Whether the job ends if something is found.
-    pub(crate) fails: bool,
-    rank: u32,
-    inputs: Vec<Memory>,
-}
+use gradwire_proto::DType;
 
 /// The values of a tensor that are not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Found {
     /// How many there are.
-    count: u64,
+    pub(crate) count: u64,
     /// The first of them: the number of the element.
-    first: u64,
+    pub(crate) first: u64,
     /// Whether the first one is NaN.
-    is_nan: bool,
+    pub(crate) is_nan: bool,
 }
 
-impl Inspection {
-    /// The inspection of an operation; `None` if there is nothing to look at: the check is off, or
-    /// the collective's tensor may be a place for the result.
-    pub(crate) fn of(
-        when: CheckFinite,
-        rank: u32,
-        request: &Request,
-        inputs: &[&Memory],
-    ) -> Option<Self> {
-        let contributes = matches!(
-            request.collective,
-            Collective::Allreduce
-                | Collective::Reduce
-                | Collective::ReduceScatter
-                | Collective::Allgather
-                | Collective::Gather
-                | Collective::Alltoall
-        );
-        let looks = when != CheckFinite::Off && contributes;
-        let float = |memory: &&&Memory| not_finite_bits(memory.dtype(), 0).is_some();
-        let inputs: Vec<Memory> =
-            inputs.iter().filter(|_| looks).filter(float).map(|&memory| memory.clone()).collect();
-        (!inputs.is_empty()).then_some(Self { fails: when == CheckFinite::Fail, rank, inputs })
-    }
-
-    /// What is wrong with the contribution to the operation of this name; `None` if nothing is.
-    pub(crate) fn problem(&self, name: &str) -> Option<String> {
-        let found = self.inputs.iter().find_map(|memory| Some((memory, memory.not_finite()?)));
-        let (memory, Found { count, first, is_nan }) = found?;
-        let value = if is_nan { "NaN" } else { "an infinite value" };
-        let rest = if count == 1 { String::new() } else { format!(", and {} more", count - 1) };
-        Some(format!(
-            "rank {} contributes {value} to '{name}' at element {first} of {}{rest}",
-            self.rank,
-            memory.shape().elements()
-        ))
-    }
+/// Whether a type has values that are not finite.
+pub(crate) fn has_others(dtype: DType) -> bool {
+    not_finite_bits(dtype, 0).is_some()
 }
 
 /// How an element of a type that may be NaN or infinite is recognised: whether these bits are so,

@@ -165,6 +165,7 @@ mod futures;
 mod gate;
 mod handle;
 mod handover;
+mod inspection;
 mod launch;
 mod link;
 #[expect(unsafe_code, reason = "the only module that turns shared memory into slices")]

@@ -38,7 +38,7 @@ use parking_lot::Mutex;
 use crate::{
     elastic::Change,
     error::{GradwireError, Result},
-    finite::Inspection,
+    inspection::Inspection,
     link,
     memory::{Keep, Output},
     segments::Segments,
