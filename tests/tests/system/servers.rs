@@ -112,7 +112,8 @@ fn a_killed_server_is_named() {
 
 #[test]
 fn a_stopped_server_is_reported_as_silent() {
-    let mut job = with_servers().rank(&["attach", "loop:100000:300000"]).start();
+    let launch = with_servers().set("recovery.return_timeout_ms=3000");
+    let mut job = launch.rank(&["attach", "loop:100000:300000"]).start();
     job.until_said("looping", 4);
     let fault = job.signal(Role::Daemon(2), Signal::STOP);
     let report = job.finish();
