@@ -39,7 +39,7 @@ def words(folder: Path, mode: str, *options: str) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", MODES if AT_NIGHT else MODES[:1])
-def test_losses_do_not_change_the_accuracy(tmp_path: Path, mode: str) -> None:
+def test_losses_keep_the_accuracy(tmp_path: Path, mode: str) -> None:
     done = subprocess.run(
         words(tmp_path, mode, "-np", "3", "--min-np", "1"),
         env={**os.environ, "LOSSES": str(LOSSES)},
@@ -53,7 +53,7 @@ def test_losses_do_not_change_the_accuracy(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES if AT_NIGHT else MODES[1:])
-def test_changing_sizes_do_not_change_the_accuracy(tmp_path: Path, mode: str) -> None:
+def test_changing_sizes_keep_the_accuracy(tmp_path: Path, mode: str) -> None:
     sizes = [2, 4, 3]
     script, hosts = tmp_path / "hosts.sh", tmp_path / "hosts"
     script.write_text(f"#!/bin/sh\ncat {hosts}\n")

@@ -81,7 +81,7 @@ def test_equal_errors_are_shown_once(job: Job) -> None:
     assert done.stdout.count("Traceback") == 3, done.stdout
 
 
-def test_errors_that_torch_prefixes_are_shown_once(job: Job) -> None:
+def test_errors_with_a_prefix_are_shown_once(job: Job) -> None:
     pytest.importorskip("torch")
     done = job(
         """

@@ -142,7 +142,7 @@ fn too_many_descriptors_are_refused_and_closed() {
 }
 
 #[test]
-fn a_descriptor_that_can_not_be_opened_is_no_fault() {
+fn a_descriptor_that_cannot_be_opened_is_fine() {
     counted(|| {
         let (a, b) = pair();
         let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();

@@ -225,7 +225,7 @@ proptest! {
 }
 
 #[test]
-fn a_worker_that_ran_for_long_is_no_repeated_fault() {
+fn a_worker_that_ran_long_is_no_repeated_fault() {
     let mut world = World::new("a:2", (1, 2, 0), 2);
     let mut ended = |worker, seconds| {
         world.now = Duration::from_secs(seconds);

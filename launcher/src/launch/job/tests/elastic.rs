@@ -215,7 +215,7 @@ fn a_silent_daemon_is_killed_early() {
 
 /// Nobody else notices it if it hosts the coordinator.
 #[test]
-fn a_daemon_that_all_its_ranks_have_left_is_killed() {
+fn a_daemon_that_all_ranks_have_left_is_killed() {
     let mut job = running(|_| {});
     for worker in [0, 1] {
         assert!(step(&mut job, Event::Waiting { node: 0, worker }, 2000).is_empty());
