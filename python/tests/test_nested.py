@@ -71,7 +71,7 @@ def test_a_child_that_is_the_rank_is_named(job: Job) -> None:
     assert ", which was started as this rank, " in done.stdout, done.stdout
 
 
-def test_a_rank_that_runs_another_program_is_named(job: Job) -> None:
+def test_a_rank_that_runs_exec_is_named(job: Job) -> None:
     done = job(
         """
         import os
