@@ -113,9 +113,10 @@ class Agreeing(Flights):
     def _word_of_options(self, call: Call) -> int:
         """Returns a word of the optimizer's options; 0 if they are not compared.
 
-        Programs may change them on one rank before others until ``step``.
+        Programs may change them on one rank before others until ``step``. Horovod scripts may make
+        a first step with any options, so that there is a state to broadcast.
         """
-        makes_step = call is Call.STEP or self._loss
+        makes_step = self._exchanges > 0 and (call is Call.STEP or self._loss)
         return _options.word(self.options()) if makes_step and self._checks_values else 0
 
     def _stepped_bits(self, slot: Slot) -> int:

