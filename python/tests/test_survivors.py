@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import LAUNCHER, LIMIT
-
-import gradwire as gw
-from gradwire import _world, elastic
+from launching import LAUNCHER, LIMIT, Job
 
 TRAINING = """
 import os
@@ -94,31 +91,51 @@ state.register_reset_callbacks([on_reset])
     assert "every rank that had the state of the training was lost" in said, said
 
 
-def test_new_ranks_need_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    gw.init()
-    monkeypatch.setattr(_world, "_is_newcomer", True)
-    with pytest.raises(gw.PeerLost, match="lost before the new ranks had received it"):
-        elastic.ObjectState(step=0)._begin(skip_sync=False)
+def test_new_ranks_need_the_state(job: Job) -> None:
+    done = job(
+        """
+        import gradwire as gw
+        from gradwire import _world, elastic
+
+        gw.init()
+        _world._is_newcomer = True
+        try:
+            elastic.ObjectState(step=0)._begin(skip_sync=False)
+        except gw.PeerLost as error:
+            print("TOLD", error, flush=True)
+        """
+    )
+    told = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    assert told and all("before the new ranks had received it" in line for line in told), (
+        done.stdout
+    )
 
 
-def test_new_ranks_continue_from_a_commit_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch = pytest.importorskip("torch")
-    import gradwire.torch as hvd
+def test_new_ranks_continue_from_a_commit_on_disk(tmp_path: Path, job: Job) -> None:
+    pytest.importorskip("torch")
+    done = job(
+        f"""
+        import torch
+        import gradwire.torch as hvd
+        from gradwire import _world
 
-    hvd.init()
+        hvd.init()
 
-    def made() -> hvd.elastic.TorchState:
-        model = torch.nn.Linear(2, 2)
-        return hvd.elastic.TorchState(model=model, step=0, directory=str(tmp_path), every=1)
+        def made():
+            model = torch.nn.Linear(2, 2)
+            directory = {str(tmp_path)!r}
+            return hvd.elastic.TorchState(model=model, step=0, directory=directory, every=1)
 
-    state = made()
-    state._begin(skip_sync=False)
-    state.step = 7
-    state.commit()
-    state._end()
-    monkeypatch.setattr(_world, "_is_newcomer", True)
-    again = made()
-    again._begin(skip_sync=False)
-    assert again.step == 7
+        state = made()
+        state._begin(skip_sync=False)
+        state.step = 7
+        state.commit()
+        state._end()
+        _world._is_newcomer = True
+        again = made()
+        again._begin(skip_sync=False)
+        print("STEP", again.step, flush=True)
+        """,
+        ranks=1,
+    )
+    assert done.returncode == 0 and "STEP 7" in done.stdout, done.stdout
