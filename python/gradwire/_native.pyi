@@ -16,6 +16,9 @@ __all__ = [
     "Preparation",
     "ProcessSet",
     "Session",
+    "offer_stacks",
+    "open_stacks",
+    "take_report",
     "why_not_alone",
 ]
 
@@ -903,7 +906,7 @@ class Session:
             GradwireError: The vote failed.
         """
 
-def offer_stacks(signal: int | None, main: int, package: str) -> None:
+def offer_stacks(signal: SupportsIndex | None, main: SupportsIndex, package: str) -> None:
     """
     Answers questions about the stacks of this process from now on.
 
