@@ -213,7 +213,7 @@ fn parse(text: &str, main: u64, package: &str, folder: &str) -> Vec<Thread> {
     threads.into_iter().map(|(_, thread)| thread).collect()
 }
 
-/// `File "/home/me/train.py", line 12 in step` as `train.py:12 in step`.
+/// `File "dir/train.py", line 12 in step` as `train.py:12 in step`.
 fn shorten(frame: &str, package: &str, folder: &str) -> String {
     let parts = frame.strip_prefix("File \"").and_then(|rest| {
         let (path, rest) = rest.split_once("\", line ")?;

@@ -13,8 +13,8 @@ pub(crate) struct Found {
     pub(crate) is_nan: bool,
 }
 
-/// Whether a type has values that are not finite.
-pub(crate) fn has_others(dtype: DType) -> bool {
+/// Whether a type has a NaN. Most of these have infinite values, too.
+pub(crate) fn has_nan(dtype: DType) -> bool {
     not_finite_bits(dtype, 0).is_some()
 }
 

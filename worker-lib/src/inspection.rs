@@ -39,10 +39,12 @@ impl Inspection {
                 | Collective::Gather
                 | Collective::Alltoall
         );
-        let looks = when != CheckFinite::Off && contributes;
-        let float = |memory: &&&Memory| finite::has_others(memory.dtype());
+        if when == CheckFinite::Off || !contributes {
+            return None;
+        }
+        let has_nan = |memory: &&&Memory| finite::has_nan(memory.dtype());
         let inputs: Vec<Memory> =
-            inputs.iter().filter(|_| looks).filter(float).map(|&memory| memory.clone()).collect();
+            inputs.iter().filter(has_nan).map(|&memory| memory.clone()).collect();
         (!inputs.is_empty()).then_some(Self { fails: when == CheckFinite::Fail, rank, inputs })
     }
 
