@@ -20,7 +20,7 @@ const READY: Duration = Duration::from_secs(10);
 /// A change that waits for the next epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Change {
-    /// Newcomers that an epoch has room for are ready.
+    /// Newcomers are ready: as many as an epoch has room for, or all that have been started.
     pub added: bool,
     /// Members are to leave.
     pub removed: bool,
@@ -392,13 +392,16 @@ impl Membership {
         ready.chain(free).filter(|at| *at > now).min()
     }
 
-    /// What the next epoch would change if it were formed now.
+    /// What the next epoch would change if it were formed now. Newcomers that start together join
+    /// together: each change costs the job an epoch, and `--reset-limit` counts it.
     pub fn pending(&self, now: Duration) -> Change {
-        let is_member = |it: &&Worker| it.rank.is_some();
-        let removed = self.workers.values().filter(is_member).any(|it| self.leaves(it));
-        let waits = self.workers.values().filter(|it| it.rank.is_none() && !self.leaves(it));
-        let added = self.survivors() < self.rules.max
-            && waits.into_iter().any(|it| Self::is_ready(it, now));
+        let (members, newcomers): (Vec<&Worker>, Vec<&Worker>) =
+            self.workers.values().partition(|it| it.rank.is_some());
+        let removed = members.iter().any(|it| self.leaves(it));
+        let newcomers = newcomers.into_iter().filter(|it| !self.leaves(it));
+        let (ready, starting): (Vec<_>, Vec<_>) = newcomers.partition(|it| Self::is_ready(it, now));
+        let room = self.rules.max.saturating_sub(self.survivors()) as usize;
+        let added = room > 0 && !ready.is_empty() && (starting.is_empty() || ready.len() >= room);
         Change { added, removed }
     }
 

@@ -269,3 +269,32 @@ fn workers_that_leave_are_not_awaited() {
     world.fill();
     assert_eq!(world.members.awaited(world.now), "1 worker to start");
 }
+
+#[test]
+fn newcomers_that_start_together_join_together() {
+    let mut world = World::new("a:1", (1, 4, 0), 1);
+    world.members.list(&parse_list("a:1,b:2").unwrap());
+    world.fill();
+    world.answer(1);
+    world.fill();
+    let added = |world: &World| world.members.pending(world.now).added;
+    world.members.waits(1);
+    assert!(!added(&world), "the other one still starts");
+    world.members.waits(2);
+    assert!(added(&world));
+    world.form();
+    assert!(!added(&world));
+    // One that takes too long is not awaited, and neither is one that no epoch has room for.
+    world.members.list(&parse_list("a:1,b:2,c:1").unwrap());
+    world.fill();
+    world.answer(2);
+    world.fill();
+    world.now = world.members.wakeup(world.now).unwrap();
+    assert!(added(&world), "it counts as ready");
+    let mut world = World::new("a:3", (1, 1, 2), 1);
+    world.fill();
+    world.members.leave(0);
+    assert!(!added(&world), "both spares still start");
+    world.members.waits(1);
+    assert!(added(&world), "there is room for one");
+}
