@@ -5,7 +5,7 @@
 //! It waits for a bounded number of events, and at the end it reports the rest without
 //! counterparts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use gradwire_proto::pb::{StatusResponse, TraceBatch};
 use gradwire_trace::{Event, Kind};
@@ -40,6 +40,8 @@ pub struct Joiner {
     steps: BTreeMap<u32, (u64, u64)>,
     /// Events that nodes have lost, and batches that did not arrive.
     lost: Lost,
+    /// The nodes whose last batch has gaps.
+    torn: BTreeSet<u32>,
     /// Results that have not been taken yet.
     found: Vec<Found>,
 }
@@ -95,6 +97,8 @@ struct Piece {
     arrows: Vec<(u32, u64)>,
     /// Whether a lane has worked on it.
     has_begun: bool,
+    /// Events of it may be lost, so its first known message need not be its first one.
+    is_torn: bool,
     /// The peers whose first sent and first received message has its arrow.
     sent: Vec<u32>,
     received: Vec<u32>,
@@ -159,6 +163,21 @@ impl Joiner {
     /// Counts missing batches.
     pub fn missed(&mut self, batches: u64) {
         self.lost.batches += batches;
+        if batches > 0 {
+            self.torn.extend(0..u32::try_from(self.hosts.len()).unwrap_or(u32::MAX));
+            self.pieces.values_mut().for_each(|piece| piece.is_torn = true);
+        }
+    }
+
+    /// Notes whether a batch of a node has gaps. Its threads are read one after the other, so the
+    /// orders of operations with lost events may also be in the batch that follows.
+    fn note_gaps(&mut self, node: u32, lost: u64) {
+        if lost == 0 {
+            return;
+        }
+        let pieces = self.pieces.range_mut((node, 0)..=(node, u64::MAX));
+        pieces.for_each(|(_, piece)| piece.is_torn = true);
+        self.torn.insert(node);
     }
 
     /// Adds a batch, without events that make no sense (TRUST). `wanted` decides by the begin and
@@ -174,6 +193,7 @@ impl Joiner {
             self.found.push(Found::Clock { node, ahead_ns, error_ns });
         }
         self.lost.events += batch.lost;
+        self.note_gaps(node, batch.lost);
         let names = batch.names.into_iter().map(|named| ((node, named.number), named.name));
         self.names.extend(names);
         for (track, event) in batch
@@ -193,6 +213,8 @@ impl Joiner {
         if batch.lost > 0 {
             let at_ns = self.clocks.newest();
             self.found.push(Found::Lost { node, events: batch.lost, at_ns });
+        } else {
+            self.torn.remove(&node);
         }
     }
 
@@ -389,6 +411,7 @@ impl Joiner {
             self.pieces.pop_first();
         }
         let piece = self.pieces.entry((node, sequence)).or_default();
+        piece.is_torn |= self.torn.contains(&node);
         if !piece.names.contains(&name) && piece.names.len() < MAX_ARROWS {
             piece.names.push(name.clone());
         }
@@ -436,7 +459,7 @@ impl Joiner {
         piece.has_begun = true;
         // Only the first message between two nodes has an arrow.
         let known = if kind == Kind::Send { &mut piece.sent } else { &mut piece.received };
-        let is_first = has_peer && !known.contains(&peer);
+        let is_first = has_peer && !piece.is_torn && !known.contains(&peer);
         if is_first {
             known.push(peer);
         }

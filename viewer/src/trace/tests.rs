@@ -97,6 +97,25 @@ fn an_arrow_arrives_after_it_left() {
     assert_eq!((at("s"), at("f")), (Some(1.0), Some(3.499)));
 }
 
+/// The known first message may have arrived before the known first one left.
+#[test]
+fn lost_events_take_arrows_of_messages() {
+    let parts = |lost: [u64; 3]| {
+        let life = life();
+        let (early, rest) = life.split_at(5);
+        let (moved, late) = rest.split_at(4);
+        let parts = [early, moved, late].map(|part| batch(0, part.to_vec()));
+        parts.into_iter().zip(lost).map(|(part, lost)| TraceBatch { lost, ..part }).collect()
+    };
+    for (lost, arrows) in [([0, 0, 0], 1), ([1, 0, 0], 0), ([0, 1, 0], 0), ([0, 0, 1], 1)] {
+        let (all, _) = written(parts(lost));
+        for phase in ["s", "f"] {
+            assert_eq!(named(&all, phase, "message").len(), arrows, "{lost:?}");
+        }
+        assert_eq!(named(&all, "f", "submitted").len(), 1, "{lost:?}");
+    }
+}
+
 /// Perfetto drops events before 0.
 #[test]
 fn no_time_is_before_0() {
