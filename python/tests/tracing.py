@@ -117,11 +117,12 @@ def arrows(events: list[dict[str, Any]], nodes: int) -> None:
     clocks = [one["args"] for one in events if one["name"] == "gradwire_clock"]
     assert {one["pid"] for one in events if one["name"] == "gradwire_clock"} <= {1, 2}
     error = 2 * max(one["error_us"] for one in clocks)
+    lost = [one["args"] for one in events if one["name"] == "gradwire_end"]
     left = {(one["name"], one["id"]): one["ts"] for one in events if one["ph"] == "s"}
     arrived = [one for one in events if one["ph"] == "f"]
     for arrow in arrived:
         since = left.get((arrow["name"], arrow["id"]))
-        assert since is None or arrow["ts"] >= since - error, (arrow, since, error)
+        assert since is None or arrow["ts"] >= since - error, (arrow, since, clocks, lost)
     together = [one for one in arrived if (one["name"], one["id"]) in left]
     expected = {"submitted", "message"} if nodes > 1 else {"submitted"}
     assert {one["name"] for one in together} == expected
