@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from gradwire import _native
+from gradwire import _error_file, _native
 
 # Why this process is ending, for the other ranks; None while it runs.
 text: str | None = None
@@ -63,11 +63,14 @@ def watch() -> None:
 
     def main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # The interpreter sets this before it ends. A program that calls the hook itself goes on.
-        if getattr(sys, "last_value", None) is error:
+        is_end = getattr(sys, "last_value", None) is error
+        if is_end:
             _note(error)
             _tell_before_waiting()
         announce()
         with shortened(error) as ours:
+            if is_end:
+                _error_file.write(error, described(error), is_own=cause is None)
             in_main(kind, error, error.__traceback__ if ours else trace)
 
     def thread(args: threading.ExceptHookArgs) -> None:

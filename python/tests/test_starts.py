@@ -197,6 +197,24 @@ except gw.GradwireError as error:
     assert "is it running on this machine" not in done.stdout and done.returncode != 0, done.stdout
 
 
+@pytest.mark.parametrize("how", ["raise ValueError('a hole')", "os.kill(os.getpid(), 9)"])
+def test_torchrun_names_the_first_cause(tmp_path: Path, how: str) -> None:
+    program = f"""
+import os
+import gradwire as gw
+gw.init()
+gw.barrier()
+if gw.rank() == 1:
+    {how}
+gw.barrier()
+"""
+    done = torchrun(program, tmp_path, 3)
+    root = done.stdout.partition("Root Cause (first observed failure)")[2]
+    assert re.search(r"rank +: 1 \(local_rank: 1\)", root), done.stdout
+    says = "ValueError: a hole" if "raise" in how else "Signal 9 (SIGKILL) received"
+    assert says in root and done.returncode != 0, done.stdout
+
+
 def as_torchrun(
     program: Path, places: list[tuple[int, int, int]], size: int | None = None
 ) -> list[subprocess.Popen[str]]:
