@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from launching import Job
+
+MEMORY = 512 << 20
+
+
+@pytest.fixture
+def little_memory() -> Iterator[list[str]]:
+    """Words that run a command in a control group with `MEMORY` bytes."""
+    own = Path("/proc/self/cgroup").read_text().splitlines()
+    paths = [line.split(":", 2)[2] for line in own if ":memory:" in line]
+    first, last = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    root, limit = (first, "memory.limit_in_bytes") if paths else (last, "memory.max")
+    inside = root / paths[0].lstrip("/") if paths else root
+    group = (inside if inside.exists() else root) / f"gradwire-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        try:
+            (group / limit).write_text(str(MEMORY))
+        except OSError as error:
+            pytest.skip(f"the memory of a control group can't be limited: {error}")
+        yield ["sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh"]
+    finally:
+        until = time.monotonic() + 30
+        while True:
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                assert time.monotonic() < until, (group / "cgroup.procs").read_text()
+                time.sleep(0.05)
 
 
 def test_an_exception_is_reported_to_the_others(job: Job) -> None:
@@ -299,6 +335,28 @@ def test_threads_do_not_hide_an_exception(job: Job) -> None:
     assert "TOLD 1 " in told and "LookupError: the data is missing" in told, done.stdout
     assert "gradwire: the job failed: rank 1 on host localhost" in done.stdout, done.stdout
     assert done.returncode == 1, done.stdout
+
+
+def test_the_out_of_memory_killer_is_named(job: Job, little_memory: list[str]) -> None:
+    done = job(
+        f"""
+        import gradwire as gw, numpy as np
+        gw.init()
+        gw.barrier()
+        if gw.rank() == 1:
+            np.ones({MEMORY // 8})
+        try:
+            gw.allreduce(np.ones(3), name="waits")
+        except gw.GradwireError as error:
+            print("TOLD", error.rank, error, flush=True)
+        """,
+        before=little_memory,
+    )
+    assert "rank 1 on host localhost (pid " in done.stdout, done.stdout
+    killed = "was killed by the kernel's out-of-memory killer"
+    assert f") {killed}, " in done.stdout and "use less memory" in done.stdout, done.stdout
+    assert f") {killed} without leaving the job; use less memory" in done.stdout, done.stdout
+    assert done.returncode == 128 + 9, done.stdout
 
 
 def test_a_process_that_skips_exit_handlers(job: Job) -> None:

@@ -136,7 +136,7 @@ impl Node {
             let failure = Failure::new(FailureKind::WorkerLost, what)
                 .rank(rank)
                 .host(self.config.host.clone())
-                .hint("see its output");
+                .hint(end.hint());
             metrics::failure(failure.kind);
             self.job.report(failure);
         }

@@ -146,7 +146,7 @@ impl Worker {
             ),
             Some(end) => {
                 let killed = ProcessEnd::Signal(Signal::KILL.as_raw());
-                let hint = if end == killed { memory } else { "see its output" };
+                let hint = if end == killed { memory } else { end.hint() };
                 (format!("{end} without leaving the job"), hint)
             }
         };

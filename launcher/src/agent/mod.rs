@@ -7,10 +7,12 @@
 //! - [`output`], [`split`]: the output of processes becomes lines
 //! - [`exec`]: the last step before a program runs
 //! - [`host`]: does this host have what the job needs
+//! - [`memory`]: victims of the out-of-memory killer
 //! - [`signals`]: signals for the ranks
 
 pub mod exec;
 pub mod host;
+mod memory;
 pub mod output;
 pub mod signals;
 pub mod split;
@@ -40,7 +42,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
-use self::{host::Checked, output::Output, signals::Suspended};
+use self::{host::Checked, memory::Victims, output::Output, signals::Suspended};
 use crate::{
     error::{limits_hint, print_line},
     messages::Reader,
@@ -82,6 +84,7 @@ struct Agent {
     suspended: Suspended,
     /// Notices for the daemon.
     daemon: Option<mpsc::Sender<Notice>>,
+    victims: Arc<Victims>,
 }
 
 /// Why an agent ends everything.
@@ -110,8 +113,19 @@ where
             let _ = reports.send(ready).await;
             let (reports, alive) = (reports.clone(), BTreeMap::new());
             let (suspended, stopped, daemon) = Default::default();
-            let agent =
-                Agent { begin, programs, born, reports, ended, alive, stopped, suspended, daemon };
+            let victims = Arc::new(Victims::new());
+            let agent = Agent {
+                begin,
+                programs,
+                born,
+                reports,
+                ended,
+                alive,
+                stopped,
+                suspended,
+                daemon,
+                victims,
+            };
             agent.serve(orders, ends).await
         }
         Err(refused) => {
@@ -257,6 +271,7 @@ impl Agent {
                 _ = reap.tick() => {
                     processes::reap_orphans(&self.alive.values().copied().collect());
                     self.end_stopped();
+                    self.victims.look();
                 }
             }
         };
@@ -391,10 +406,12 @@ impl Agent {
         let output = |stream| Output::new(role, stream, reports.clone());
         let out = child.stdout.take().map(|pipe| output(Stream::Stdout).start(pipe));
         let err = child.stderr.take().map(|pipe| output(Stream::Stderr).start(pipe));
+        let victims = self.victims.clone();
         tokio::spawn(async move {
             let status = child.wait().await;
             let at_us = micros(born);
             let how = status.map_or(ProcessEnd::Code(1), Into::into);
+            let how = victims.end(how);
             let _ = ended.send((role, how)).await;
             // Its output comes before its end.
             for pump in [out, err].into_iter().flatten() {

@@ -85,7 +85,9 @@ impl Cause {
                 // Always after a process that is blamed.
                 (2, at.saturating_sub(OWN_CAUSE).max(Duration::from_nanos(1)))
             }
-            Self::Ended { end: ProcessEnd::Signal(_), at, .. } => (2, at.saturating_sub(TOGETHER)),
+            Self::Ended { end: ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory, at, .. } => {
+                (2, at.saturating_sub(TOGETHER))
+            }
             Self::Ended { role: Role::Rank(_), at, .. } => (2, *at),
             Self::Ended { at, .. } | Self::Lost { at, .. } => (2, *at + TOGETHER),
             Self::NotStarted { .. } => (3, Duration::ZERO),

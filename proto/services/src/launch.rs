@@ -81,6 +81,8 @@ pub enum ProcessEnd {
     Code(i32),
     /// Killed by this signal.
     Signal(i32),
+    /// Killed by the kernel, because a machine or a control group had no memory left.
+    OutOfMemory,
 }
 
 impl ProcessEnd {
@@ -89,11 +91,23 @@ impl ProcessEnd {
         self == Self::Code(0)
     }
 
+    /// What to do about it.
+    pub fn hint(self) -> &'static str {
+        match self {
+            Self::OutOfMemory => {
+                "use less memory (smaller batches, fewer ranks, fewer processes that load data), \
+                 or raise the limit of the machine, container or job"
+            }
+            _ => "see its output",
+        }
+    }
+
     /// The code as a shell returns it: the code itself, or 128 plus the signal.
     pub fn exit_code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,
             Self::Signal(signal) => 128 + signal,
+            Self::OutOfMemory => 128 + 9,
         };
         u8::try_from(code).unwrap_or(1)
     }
@@ -117,6 +131,7 @@ impl fmt::Display for ProcessEnd {
                 Some(name) => write!(f, "was killed by {name}"),
                 None => write!(f, "was killed by signal {signal}"),
             },
+            Self::OutOfMemory => f.write_str("was killed by the kernel's out-of-memory killer"),
         }
     }
 }
@@ -478,6 +493,7 @@ mod tests {
         assert_eq!(ProcessEnd::Signal(63).to_string(), "was killed by signal 63");
         assert_eq!(ProcessEnd::Code(3).to_string(), "ended with exit code 3");
         assert_eq!(ProcessEnd::Signal(11).exit_code(), 139);
+        assert_eq!(ProcessEnd::OutOfMemory.exit_code(), ProcessEnd::Signal(9).exit_code());
         assert_eq!(ProcessEnd::Code(300).exit_code(), 1);
     }
 }
