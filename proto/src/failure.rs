@@ -88,6 +88,9 @@ pub struct Failure {
     pub tensor: String,
 }
 
+/// The hint of a failure about which only the output of its process says more.
+pub const SEE_OUTPUT: &str = "see its output";
+
 impl Failure {
     /// Whether the daemon of [`Self::host`] itself is at fault: it ran out of a resource.
     pub fn blames_daemon(&self) -> bool {

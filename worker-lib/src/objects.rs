@@ -19,32 +19,44 @@ use crate::{
 /// A mark, and an object as bytes or the reason why it has none.
 type Packed = (u8, Vec<u8>);
 
-/// Marks an object; [`REASON`] marks the reason of a failure.
+/// Marks an object; the others mark the reason why there is none.
 const OBJECT: u8 = 0;
-const REASON: u8 = 1;
+const UNFIT: u8 = 1;
+const TOO_LARGE: u8 = 2;
 
 /// The length of the prefix of a gathered object: its mark and its rank.
 const PREFIX: usize = 5;
 
 fn pack<T: Serialize + ?Sized>(object: &T, rank: u32, limit: usize) -> Packed {
-    let reason = match postcard::to_allocvec(object) {
+    match postcard::to_allocvec(object) {
         // BOUND
-        Ok(bytes) if bytes.len() <= limit => return (OBJECT, bytes),
-        Ok(bytes) => format!(
-            "the object of rank {rank} has {} bytes, but its worker.max_object_bytes \
-             allows {limit}",
-            bytes.len()
-        ),
-        Err(error) => format!("the object of rank {rank} can't be serialized: {error}"),
-    };
-    (REASON, reason.into_bytes())
+        Ok(bytes) if bytes.len() <= limit => (OBJECT, bytes),
+        Ok(bytes) => {
+            let bytes = bytes.len();
+            let reason = format!(
+                "the object of rank {rank} has {bytes} bytes, but its worker.max_object_bytes \
+                 allows {limit}"
+            );
+            (TOO_LARGE, reason.into_bytes())
+        }
+        Err(error) => {
+            let reason = format!("the object of rank {rank} can't be serialized: {error}");
+            (UNFIT, reason.into_bytes())
+        }
+    }
 }
 
-fn refused(rank: u32, what: String) -> Failure {
-    let hint = "raise worker.max_object_bytes, or send large data as a tensor";
-    let failure = Failure::new(FailureKind::Invalid, what).rank(Rank(rank));
-    // Not for other reasons.
-    if failure.what.contains("max_object_bytes") { failure.hint(hint) } else { failure }
+fn refused(rank: u32, what: impl Into<String>) -> Failure {
+    Failure::new(FailureKind::Invalid, what).rank(Rank(rank))
+}
+
+/// The failure of all ranks if an object has this mark and this reason.
+fn not_sent(rank: u32, mark: u8, reason: &[u8]) -> Failure {
+    let failure = refused(rank, String::from_utf8_lossy(reason));
+    match mark {
+        TOO_LARGE => failure.hint("raise worker.max_object_bytes, or send large data as a tensor"),
+        _ => failure,
+    }
 }
 
 /// Deserializes an object, which must use all bytes.
@@ -87,8 +99,8 @@ fn unlabelled<T: DeserializeOwned>(bytes: &[u8], sizes: &[usize]) -> Result<Vec<
         };
         objects.push((kind, u32::from_le_bytes([a, b, c, d]), bytes));
     }
-    if let Some((_, rank, reason)) = objects.iter().find(|(kind, ..)| *kind != OBJECT) {
-        return Err(refused(*rank, String::from_utf8_lossy(reason).into_owned()));
+    if let Some((mark, rank, reason)) = objects.iter().find(|(kind, ..)| *kind != OBJECT) {
+        return Err(not_sent(*rank, *mark, reason));
     }
     objects.into_iter().map(|(_, rank, bytes)| unpack(rank, bytes)).collect()
 }
@@ -202,10 +214,9 @@ impl Session {
         if size > 0 {
             self.broadcast(&mut data, BroadcastOptions { common: parts.part("data"), root })?;
         }
-        let object = if kind == u64::from(OBJECT) {
-            unpack(root, data.as_slice())
-        } else {
-            Err(refused(root, String::from_utf8_lossy(data.as_slice()).into_owned()))
+        let object = match u8::try_from(kind) {
+            Ok(OBJECT) => unpack(root, data.as_slice()),
+            mark => Err(not_sent(root, mark.unwrap_or(UNFIT), data.as_slice())),
         };
         object.map_err(|failure| parts.named(failure).into())
     }

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use gradwire_proto::{Failure, FailureKind, Rank, pb};
+use gradwire_proto::{Failure, FailureKind, Rank, SEE_OUTPUT, pb};
 use gradwire_services::launch::ProcessEnd;
 use gradwire_shm::{
     control::{Completion, CompletionWriter, RankTrace, RingError},
@@ -160,7 +160,7 @@ impl Worker {
     }
 
     pub(crate) fn gave_up(&self, reason: &str) -> Failure {
-        self.failure(FailureKind::WorkerLost, &format!("gave up: {reason}"), "see its output")
+        self.failure(FailureKind::WorkerLost, &format!("gave up: {reason}"), SEE_OUTPUT)
     }
 
     /// The worker wanted to leave while others needed it.

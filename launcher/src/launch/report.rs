@@ -7,7 +7,7 @@
 
 use std::{path::Path, time::Duration};
 
-use gradwire_proto::{Failure, FailureKind};
+use gradwire_proto::{Failure, FailureKind, SEE_OUTPUT};
 use gradwire_services::launch::{ProcessEnd, Role, signal_name};
 
 /// A service that ends because a rank died can seem to end before that rank: one agent sees both
@@ -320,7 +320,7 @@ impl JobReport {
         };
         if let (Cause::Ended { .. }, Some(failure)) = (first, failure) {
             // The report has just shown that output.
-            let hint = Some(&failure.hint).filter(|hint| *hint != "see its output");
+            let hint = Some(&failure.hint).filter(|hint| *hint != SEE_OUTPUT);
             lines.extend(hint.and_then(|hint| hint_line(hint)));
         }
         let blamed = failure.filter(|failure| !first.explains(failure)).and_then(|f| f.rank);

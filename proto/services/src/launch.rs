@@ -22,7 +22,7 @@ use std::{
     process::ExitStatus,
 };
 
-use gradwire_proto::{Failure, Rank};
+use gradwire_proto::{Failure, Rank, SEE_OUTPUT};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -98,7 +98,7 @@ impl ProcessEnd {
                 "use less memory (smaller batches, fewer ranks, fewer processes that load data), \
                  or raise the limit of the machine, container or job"
             }
-            _ => "see its output",
+            _ => SEE_OUTPUT,
         }
     }
 
