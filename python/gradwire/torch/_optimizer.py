@@ -16,7 +16,8 @@ import torch
 from gradwire._arguments import factor, whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
-from gradwire._world import ProcessSet, global_process_set, is_initialized, session
+from gradwire._process_sets import ProcessSet, global_process_set
+from gradwire._world import is_initialized, session
 from gradwire.elastic import State
 from gradwire.torch import _scaler
 from gradwire.torch._adasum import DistributedAdasum, checked_passes

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from gradwire._ops import ReduceOp
-from gradwire._world import ProcessSet, note_step
+from gradwire._process_sets import ProcessSet
+from gradwire._world import note_step
 from gradwire.torch._adasum import checked_passes
 from gradwire.torch._agreement import Call
 from gradwire.torch._compression import Compressor
