@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ def _shown(value: Any) -> str:
         return str(value.tolist()) if value.numel() < 100 else "tensor"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_shown, value))})"
+    if isinstance(value, Number) and hasattr(value, "item"):
+        value = value.item()  # one of NumPy
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return repr(value)
     return type(value).__name__

@@ -35,6 +35,10 @@ def rate_tensor(groups: list[dict[str, Any]]) -> None:
     groups[1]["lr"] = torch.tensor(0.5)
 
 
+def rate_of_numpy(groups: list[dict[str, Any]]) -> None:
+    groups[1]["lr"] = pytest.importorskip("numpy").float32(0.5)
+
+
 def decay(groups: list[dict[str, Any]]) -> None:
     groups[1]["weight_decay"] = 0.5
 
@@ -49,6 +53,7 @@ def switch(groups: list[dict[str, Any]]) -> None:
     [
         (rate, "lr", "0.5", "1.0"),
         (rate_tensor, "lr", "0.5", "1.0"),
+        (rate_of_numpy, "lr", "0.5", "1.0"),
         (decay, "weight_decay", "0.5", "0"),
         (switch, "nesterov", "True", "False"),
     ],
