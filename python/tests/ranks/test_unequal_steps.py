@@ -94,6 +94,21 @@ def test_an_option_of_one_rank(
     equal_everywhere(one, two)
 
 
+@needs_two
+def test_another_optimizer_on_one_rank(checked: None) -> None:
+    parameter = zeros()
+    kind = torch.optim.Adam if hvd.rank() == 0 else torch.optim.SGD
+    optimizer = hvd.DistributedOptimizer(kind([parameter], lr=1.0), [("a", parameter)])
+    backward(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    backward(parameter)
+    with pytest.raises(
+        hvd.InvalidRequest, match=r"class of .* for a differs .*: Adam on rank 0; SGD"
+    ):
+        optimizer.step()
+
+
 def test_options_that_may_differ(checked: None) -> None:
     """The order and number of groups, and what the optimizer does not use."""
     parameters = [zeros(), zeros(), zeros()]
