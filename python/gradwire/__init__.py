@@ -72,17 +72,16 @@ from gradwire._ops import (
     poll,
     synchronize,
 )
+from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire._run import run
 from gradwire._stopping import should_stop
 from gradwire._timeline import start_timeline, stop_timeline
 from gradwire._world import (
-    ProcessSet,
     abort,
     add_process_set,
     cross_rank,
     cross_size,
     get_process_set_ids_and_ranks,
-    global_process_set,
     init,
     is_homogeneous,
     is_initialized,

@@ -15,7 +15,7 @@ from typing import Any
 
 from gradwire._numpy import collectives
 from gradwire._ops import Handle, ReduceOp
-from gradwire._world import ProcessSet, global_process_set
+from gradwire._process_sets import ProcessSet, global_process_set
 
 
 def allreduce_async(

@@ -14,7 +14,8 @@ from typing import Any
 from gradwire import _native
 from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
-from gradwire._world import ProcessSet, global_process_set, native_set, session
+from gradwire._process_sets import ProcessSet, global_process_set, native_set
+from gradwire._world import session
 
 
 def dumps(value: Any) -> bytes:

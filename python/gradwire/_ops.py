@@ -12,9 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from gradwire import _native
 from gradwire._arguments import factor, rows, seconds, whole_number
 from gradwire._errors import InvalidRequest
+from gradwire._process_sets import ProcessSet, global_process_set, native_set, note_join
 from gradwire._staging import session
 from gradwire._uses import COPIED, Use
-from gradwire._world import ProcessSet, global_process_set, native_set, note_join
 
 Array = TypeVar("Array")
 Result = TypeVar("Result")

@@ -1,18 +1,16 @@
-"""This process as a rank: ``init()``, its rank and size, process sets, ``shutdown()``."""
+"""This process as a rank: ``init()``, its rank and size, ``shutdown()``, and calls of all ranks."""
 
 from __future__ import annotations
 
 import atexit
-import collections
 import contextlib
-import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from gradwire import _native, _stacks, _start, _uncaught, _variables
-from gradwire._arguments import whole_number, whole_numbers
+from gradwire import _native, _process_sets, _stacks, _start, _uncaught, _variables
+from gradwire._arguments import whole_numbers
 from gradwire._errors import (
     Forked,
     GradwireError,
@@ -21,117 +19,7 @@ from gradwire._errors import (
     NotLaunched,
     PeerLost,
 )
-
-
-class ProcessSet:
-    """A group of ranks that run collectives among themselves.
-
-    Register it with ``init(process_sets=[...])`` or ``add_process_set`` before using it in
-    collectives.
-
-    Args:
-        ranks: The global ranks, in any order. Duplicates are ignored.
-
-    Attributes:
-        process_set_id: The id of the process set; None unless it is registered.
-
-    Raises:
-        InvalidRequest: ``ranks`` is empty or contains an invalid rank.
-
-    Example:
-        ```python
-        even = gw.add_process_set(range(0, gw.size(), 2))
-        if even.included():
-            mean = gw.allreduce(array, process_set=even)
-        ```
-    """
-
-    process_set_id: int | None = None
-
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self._ranks = sorted(set(whole_numbers("ranks", ranks)))
-        if not self._ranks:
-            raise InvalidRequest("a process set needs at least one rank", kind="invalid")
-        self._native: _native.ProcessSet | None = None
-        self._numbers: Iterator[int] = itertools.count(1)
-
-    def _registered(self, native: _native.ProcessSet) -> None:
-        self._native, self.process_set_id = native, native.id
-        self._ranks = native.ranks
-        # Numbers that are the same on all members; see `SyncBatchNorm`. Each registration restarts
-        # them.
-        self._numbers = itertools.count(1)
-
-    def _removed(self) -> None:
-        self._native, self.process_set_id = None, None
-
-    @property
-    def ranks(self) -> list[int]:
-        """The global ranks of the members, in ascending order."""
-        return list(self._ranks)
-
-    @property
-    def mpi_comm(self) -> None:
-        """None: Gradwire does not use MPI. The attribute exists for Horovod scripts."""
-
-    def size(self) -> int | None:
-        """Returns the number of members.
-
-        Returns:
-            The number of members; None unless the process set is registered.
-        """
-        return None if self._native is None else len(self._ranks)
-
-    def rank(self) -> int | None:
-        """Returns the rank of this process within the process set.
-
-        Returns:
-            The rank, from 0; None if this process is not a member, or the process set is not
-            registered.
-        """
-        return None if self._native is None else self._native.position
-
-    def included(self) -> bool | None:
-        """Returns whether this process is a member.
-
-        Returns:
-            True or False; None unless the process set is registered.
-        """
-        return None if self._native is None else self._native.position is not None
-
-    def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self._ranks})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ProcessSet):
-            return NotImplemented
-        return (self.process_set_id, self._ranks) == (other.process_set_id, other._ranks)
-
-    def __hash__(self) -> int:
-        return hash((self.process_set_id, tuple(self._ranks)))
-
-    def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
-        """Returns the same process set: copies of a model keep using it."""
-        return self
-
-    def __reduce__(self) -> str | tuple[object, ...]:
-        """Pickles the ranks. The unpickled process set must be registered again."""
-        return ProcessSet, (self._ranks,)
-
-
-class _GlobalProcessSet(ProcessSet):
-    """The process set of all ranks. It exists before the job: it is a default argument."""
-
-    def __init__(self) -> None:
-        self._ranks = []
-        self._native = None
-        self._numbers = itertools.count(1)
-
-    def __reduce__(self) -> str:
-        return "global_process_set"
-
-
-global_process_set: ProcessSet = _GlobalProcessSet()
+from gradwire._process_sets import ProcessSet, global_process_set
 
 _lock = threading.Lock()
 _session: _native.Session | None = None
@@ -142,9 +30,6 @@ how_to_begin = "call init() first"
 _left = False
 # Whether the launcher has started this process after the first epoch of the job.
 _is_newcomer = False
-_sets: dict[int, ProcessSet] = {}
-# By the ranks of a process set, the number of joins in this session.
-joins: collections.Counter[tuple[int, ...]] = collections.Counter()
 # Callbacks of other modules: after the session starts, before a process set is removed, and before
 # the session ends.
 after_init: list[Callable[[], None]] = []
@@ -168,38 +53,6 @@ def session() -> _native.Session:
             kind="forked",
         )
     return _session
-
-
-def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | None:
-    """Returns the native process set; None for all ranks.
-
-    Raises:
-        InvalidRequest: The process set is not registered.
-    """
-    if process_set is None or process_set is global_process_set:
-        return None
-    if not isinstance(process_set, ProcessSet):
-        number = whole_number("process_set", process_set)
-        known = _sets.get(number)
-        if number == 0:
-            return None
-        if known is None or known._native is None:
-            raise InvalidRequest(f"unknown process set {number}", kind="invalid")
-        return known._native
-    if process_set._native is None:
-        raise InvalidRequest(
-            f"{process_set} is not registered: pass it to add_process_set on all ranks, or "
-            "to init(process_sets=…)",
-            kind="invalid",
-        )
-    return process_set._native
-
-
-def note_join(process_set: ProcessSet | int | None) -> None:
-    """Counts a join in a registered process set."""
-    if not isinstance(process_set, ProcessSet):
-        process_set = _sets.get(process_set or 0, global_process_set)
-    joins[tuple(process_set.ranks)] += 1
 
 
 def members(process_set: ProcessSet) -> int:
@@ -344,11 +197,7 @@ def _detach() -> _native.Session | None:
         prepare()
     ended, _session = _session, None
     _variables.restore()
-    for process_set in _sets.values():
-        process_set._removed()
-    _sets.clear()
-    joins.clear()
-    global_process_set._removed()
+    _process_sets.forget()
     return ended
 
 
@@ -357,13 +206,7 @@ def renew() -> None:
     native = session()
     _variables.restore()
     _variables.set_for(native)
-    global_process_set._registered(native.global_process_set())
-    known = [one for one in _sets.values() if one._native is not None]
-    _sets.clear()
-    for process_set in known:
-        assert process_set._native is not None
-        process_set._registered(process_set._native)
-        _sets[process_set._native.id] = process_set
+    _process_sets.renew(native.global_process_set())
 
 
 def is_initialized() -> bool:
@@ -588,8 +431,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if process_set._native is not None:
         raise InvalidRequest(f"{process_set} is already registered", kind="invalid")
     made: _native.ProcessSet = session().add_process_set(process_set.ranks).wait()
-    process_set._registered(made)
-    _sets[made.id] = process_set
+    _process_sets.register(process_set, made)
     return process_set
 
 
@@ -615,8 +457,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     for prepare in before_removal:
         prepare()
     session().remove_process_set(process_set._native).wait()
-    _sets.pop(process_set._native.id, None)
-    process_set._removed()
+    _process_sets.remove(process_set)
     return True
 
 
@@ -630,7 +471,9 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
         NotInitialized: ``init()`` has not been called.
     """
     ids = {0: list(range(size()))}
-    ids.update({number: process_set.ranks for number, process_set in _sets.items()})
+    ids.update(
+        {number: process_set.ranks for number, process_set in _process_sets.registered.items()}
+    )
     return ids
 
 

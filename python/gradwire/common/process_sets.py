@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from gradwire._world import (
-    ProcessSet,
-    add_process_set,
-    get_process_set_ids_and_ranks,
-    global_process_set,
-    remove_process_set,
-)
+from gradwire._process_sets import ProcessSet, global_process_set
+from gradwire._world import add_process_set, get_process_set_ids_and_ranks, remove_process_set
 
 __all__ = [
     "ProcessSet",

@@ -18,7 +18,7 @@ import torch
 from gradwire import _epochs, _native, _world
 from gradwire._arguments import whole_number
 from gradwire._ops import Adasum, ReduceOp
-from gradwire._world import ProcessSet, native_set
+from gradwire._process_sets import ProcessSet, native_set
 from gradwire.torch import _agreement
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gradwire import _world
+from gradwire import _process_sets, _world
 from gradwire._objects import start_allgather
 from gradwire.torch import _agreement, _checks, _options
 from gradwire.torch._agreement import Call
@@ -65,7 +65,7 @@ class Agreeing(Flights):
         """
         yield from self.identity.introduce()
         turn = _agreement.AGAIN if again else _agreement.FIRST
-        steps = self._steps_since(_world.joins[tuple(self.process_set.ranks)])
+        steps = self._steps_since(_process_sets.joins[tuple(self.process_set.ranks)])
         about = self.identity.mark | call.bits | turn | _agreement.steps_bits(steps)
         about |= self._remark() | self._loss
         problem: Exception | None = None

@@ -21,8 +21,8 @@ import torch
 
 from gradwire import _native
 from gradwire._errors import InvalidRequest
+from gradwire._process_sets import ProcessSet, native_set
 from gradwire._staging import session
-from gradwire._world import ProcessSet, native_set
 from gradwire.torch._adapter import as_tensor
 from gradwire.torch._resumable import Waits
 

@@ -14,7 +14,8 @@ import torch
 
 from gradwire._arguments import whole_number
 from gradwire._ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, factors
-from gradwire._world import ProcessSet, global_process_set, members, rank
+from gradwire._process_sets import ProcessSet, global_process_set
+from gradwire._world import members, rank
 from gradwire.torch._adapter import check_is_tensor, collectives
 
 

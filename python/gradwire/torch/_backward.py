@@ -18,8 +18,9 @@ from torch.autograd import Variable
 
 from gradwire import _epochs, _native, _world
 from gradwire._ops import Average, ReduceOp, Sum
+from gradwire._process_sets import ProcessSet, global_process_set, native_set
 from gradwire._staging import session
-from gradwire._world import ProcessSet, global_process_set, members, native_set
+from gradwire._world import members
 from gradwire.torch import _checks, _left, _parts, _watching
 from gradwire.torch._adapter import check_own_memory
 from gradwire.torch._agreement import Agreement

@@ -22,8 +22,9 @@ from gradwire import _epochs
 from gradwire._arguments import whole_number
 from gradwire._errors import Disagreement, InvalidRequest
 from gradwire._objects import dumps, exchange
+from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire._roll import listed
-from gradwire._world import ProcessSet, global_process_set, rank
+from gradwire._world import rank
 from gradwire.torch._adapter import check_own_memory
 from gradwire.torch._checks import value_digest
 from gradwire.torch._parameters import without_waiting

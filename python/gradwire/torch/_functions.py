@@ -14,7 +14,8 @@ import torch
 from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._objects import allgather_object, broadcast_object
-from gradwire._world import ProcessSet, global_process_set, rank
+from gradwire._process_sets import ProcessSet, global_process_set
+from gradwire._world import rank
 from gradwire.torch._adapter import check_no_overlap, dense_strides, describe
 from gradwire.torch._handles import wait_for_all
 from gradwire.torch._move_ops import broadcast_async_

@@ -32,8 +32,9 @@ import torch
 from gradwire import _world
 from gradwire._objects import start_allgather
 from gradwire._ops import Sum
+from gradwire._process_sets import native_set
 from gradwire._staging import session
-from gradwire._world import members, native_set
+from gradwire._world import members
 from gradwire.torch import _absent, _agreement, _checks, _left
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreeing import Agreeing, number_of

@@ -23,10 +23,10 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from gradwire import _epochs, _native, _world
+from gradwire import _epochs, _native, _process_sets, _world
 from gradwire._objects import start_allgather
+from gradwire._process_sets import ProcessSet
 from gradwire._staging import session
-from gradwire._world import ProcessSet
 from gradwire.torch import _agreement
 from gradwire.torch._resumable import Waits
 
@@ -156,7 +156,7 @@ class Identity:
             InvalidRequest: The ranks' optimizers differ.
         """
         known, digest = _introduced_to(self.process_set), self.description.digest
-        joins = _world.joins[tuple(self.process_set.ranks)]
+        joins = _process_sets.joins[tuple(self.process_set.ranks)]
         if known.joins != joins:
             told = yield start_allgather(known.indices, f"optimizers.{joins}", self.process_set)
             for indices in told:

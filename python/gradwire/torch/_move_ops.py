@@ -14,7 +14,7 @@ import torch
 from gradwire._arguments import rows
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Handle
-from gradwire._world import ProcessSet, global_process_set
+from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire.torch import _autograd
 from gradwire.torch._adapter import check_has_data, check_no_overlap, collectives
 

@@ -16,7 +16,8 @@ import torch
 from gradwire._arguments import factor, whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
-from gradwire._world import ProcessSet, global_process_set, is_initialized, session
+from gradwire._process_sets import ProcessSet, global_process_set
+from gradwire._world import is_initialized, session
 from gradwire.elastic import State
 from gradwire.torch import _scaler
 from gradwire.torch._adasum import DistributedAdasum, checked_passes
@@ -38,16 +39,24 @@ def name_parameters(
 ) -> list[tuple[str, torch.Tensor]]:
     """Returns the optimizer's parameters, each with a unique name, in the order of the names given.
 
-    The order of the parameters in the optimizer may differ between ranks.
+    The order of the parameters in the optimizer may differ between ranks. By default, the names are
+    those that the optimizer was made with, if it was and they are unique.
 
     Raises:
         ValueError: The names are not unique, or a parameter has none.
     """
     own = [parameter for group in param_groups for parameter in group["params"]]
     if named_parameters is None:
+        names = [name for group in param_groups for name in group.get("param_names", ())]
+        if len(names) == len({*names}) == len(own):
+            named_parameters = zip(names, own)
+    if named_parameters is None:
         return [(f"noname.{at}", parameter) for at, parameter in enumerate(own)]
     named = list(named_parameters)
-    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
+    if any(
+        not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str)
+        for pair in named
+    ):
         raise ValueError(
             "named_parameters must contain pairs (name, parameter), like model.named_parameters()"
         )
@@ -130,8 +139,9 @@ def DistributedOptimizer(
 
     Args:
         optimizer: Any PyTorch optimizer.
-        named_parameters: Pairs of name and parameter for all parameters of the optimizer. By
-            default, parameters are named by their order.
+        named_parameters: Pairs of name and parameter for all parameters of the optimizer. The
+            default is the names that the optimizer was made with, as in
+            ``SGD(model.named_parameters())``; without names, parameters are paired by their order.
         compression: One of ``Compression``, or another subclass of ``Compressor``.
         backward_passes_per_step: The number of backward passes accumulated before the gradients are
             exchanged.

@@ -1,13 +1,15 @@
-"""The options of an optimizer's groups, such as the learning rate: the same on all ranks.
+"""An optimizer's class and the options of its groups, such as the learning rate.
 
-Ranks compare them by parameter, because the order of the groups may differ between ranks. Only the
-optimizer's own options count: a program may keep anything else in its groups.
+They are the same on all ranks. Ranks compare them by parameter, because the order of the groups may
+differ between ranks. Only the optimizer's own options count: a program may keep anything else in
+its groups.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ from gradwire.torch._parameters import without_waiting
 # By group: the names of its parameters, and its options.
 Options = list[tuple[list[str], dict[str, str]]]
 
+# The class, among the options: a name that no option has.
+_CLASS = "(class)"
+
 
 def options_of(optimizer: Any, names: Mapping[int, str]) -> Options:
     """Returns an optimizer's options.
@@ -26,11 +31,14 @@ def options_of(optimizer: Any, names: Mapping[int, str]) -> Options:
         optimizer: The optimizer.
         names: By the id of a parameter, its name.
     """
-    known = getattr(optimizer, "defaults", {})
+    known, kind = getattr(optimizer, "defaults", {}), type(optimizer).__name__
     return [
         (
             [names[id(parameter)] for parameter in without_waiting(group["params"])],
-            {name: _shown(group[name]) for name in sorted(known) if name in group},
+            {
+                _CLASS: kind,
+                **{name: _shown(group[name]) for name in sorted(known) if name in group},
+            },
         )
         for group in optimizer.param_groups
     ]
@@ -42,6 +50,8 @@ def _shown(value: Any) -> str:
         return str(value.tolist()) if value.numel() < 100 else "tensor"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_shown, value))})"
+    if isinstance(value, Number) and hasattr(value, "item"):
+        value = value.item()  # one of NumPy
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return repr(value)
     return type(value).__name__
@@ -78,8 +88,9 @@ def difference(told: Sequence[tuple[int, Options]]) -> str | None:
             each = "; ".join(
                 f"{value} on rank {', '.join(on)}" for value, on in ranks_by_value.items()
             )
+            what = "class" if option == _CLASS else f"option {option}"
             return (
-                f"the option {option} of the optimizer for {name} differs between the ranks: "
+                f"the {what} of the optimizer for {name} differs between the ranks: "
                 f"{each}. Set it to the same value on all ranks before the step"
             )
     return None

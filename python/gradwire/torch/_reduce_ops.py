@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from gradwire._ops import Average, Handle, ReduceOp, Sum, reduce_op
-from gradwire._world import ProcessSet, global_process_set
+from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire.torch import _autograd
 from gradwire.torch._adapter import collectives
 from gradwire.torch._compression import Compression, Compressor

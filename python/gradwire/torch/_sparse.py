@@ -8,7 +8,7 @@ import torch
 
 from gradwire._errors import Disagreement, InvalidRequest
 from gradwire._ops import Average, Handle, ReduceOp, Sum, reduce_op
-from gradwire._world import ProcessSet, global_process_set
+from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire.torch._adapter import check_is_tensor, collectives
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 
 from gradwire._ops import ReduceOp
-from gradwire._world import ProcessSet, note_step
+from gradwire._process_sets import ProcessSet
+from gradwire._world import note_step
 from gradwire.torch._adasum import checked_passes
 from gradwire.torch._agreement import Call
 from gradwire.torch._compression import Compressor
@@ -55,15 +57,16 @@ class Distributed(Wrapped):
     _should_synchronize: bool
     # The ids of the parameters in the groups.
     _listed: list[int]
-    # Whether access to a group's parameters waits for their gradients; see ``Parameters``.
-    _parameters_wait: bool
+    # By thread, whether access to a group's parameters waits for their gradients; see
+    # ``Parameters``. Programs save states in threads of their own.
+    _access: threading.local
 
     def _begin(self, exchange: Exchange) -> None:
         self._exchange, self._should_synchronize = exchange, True
         names = {id(parameter): slot.name for parameter, slot in exchange.slots.items()}
         own = weakref.ref(self)
         exchange.options = lambda: options_of(own(), names)
-        self._parameters_wait = True
+        self._access = threading.local()
         self._known, self._listed = exchange.slots, []
         self._check_parameters()
         exchange.takes_part()
@@ -78,17 +81,17 @@ class Distributed(Wrapped):
 
     def _before_parameters_are_read(self) -> None:
         """Waits for gradients being exchanged, before a program accesses a group's parameters."""
-        if self._parameters_wait and self._exchange.is_due:
+        if getattr(self._access, "waits", True) and self._exchange.is_due:
             self._finish(Call.READ)
 
     @contextmanager
     def _without_waiting(self) -> Iterator[None]:
-        """Returns a context in which parameters are read without their gradients."""
-        before, self._parameters_wait = self._parameters_wait, False
+        """Returns a context in which this thread reads parameters without their gradients."""
+        before, self._access.waits = getattr(self._access, "waits", True), False
         try:
             yield
         finally:
-            self._parameters_wait = before
+            self._access.waits = before
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the optimizer's state without waiting for gradients.
@@ -178,7 +181,7 @@ class Distributed(Wrapped):
         Args:
             closure: Computes the loss and its gradients again. The gradients are exchanged after
                 each call, and so is the loss, because some optimizers use it to decide on further
-                calls.
+                calls. Anything else is passed on to the optimizer's ``step``.
             *args: Further arguments of the optimizer's ``step``.
             **kwargs: Further keyword arguments of the optimizer's ``step``.
 
@@ -190,7 +193,9 @@ class Distributed(Wrapped):
             GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         exchange = self._exchange
-        if closure is not None:
+        if callable(closure):
+            # An optimizer may use earlier gradients before it calls the closure, or never call it.
+            self._before_parameters_are_read()
             inner = closure
 
             def closure() -> Any:
@@ -226,7 +231,7 @@ class Distributed(Wrapped):
         """Returns a context in which a step's last hook notes which gradients it sees."""
         # A closure computes the gradients only after the hooks. Optimizers of one's own may lack
         # PyTorch's hooks.
-        if closure is not None or not hasattr(self, "_optimizer_step_pre_hooks"):
+        if callable(closure) or not hasattr(self, "_optimizer_step_pre_hooks"):
             yield
             return
         hook = self.register_step_pre_hook(self._exchange.look)

@@ -9,7 +9,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradwire._ops import Sum
-from gradwire._world import ProcessSet, global_process_set, is_initialized, members
+from gradwire._process_sets import ProcessSet, global_process_set
+from gradwire._world import is_initialized, members
 from gradwire.torch._adapter import collectives
 from gradwire.torch._autograd import GroupedAllreduce
 

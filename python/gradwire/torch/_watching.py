@@ -52,7 +52,8 @@ def watch(slot: Slot, watcher: Watcher, *, before: bool) -> None:
             if alive is not None and own is not None:
                 getattr(alive, method)(own)
 
-        return hook
+        # With compiled autograd, the compiler would analyze it.
+        return torch.compiler.disable(hook)
 
     slot.hooks.append(slot.parameter.register_post_accumulate_grad_hook(call("ready")))
     if before:

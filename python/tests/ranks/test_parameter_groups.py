@@ -11,6 +11,7 @@ import gc
 import io
 import itertools
 import pickle
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -73,6 +74,30 @@ def test_one_rank_reads(how: str, make: Callable[[Any], Any]) -> None:
         plain.step(), ours.step()
     parameters_are_near(net, expected)
     bits_are_the_same_everywhere(net)
+
+
+def test_a_thread_saves_the_state() -> None:
+    """Meanwhile, other threads wait for gradients as before."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)])
+    saving, done = threading.Event(), threading.Event()
+
+    def hold(*_: Any) -> None:
+        saving.set()
+        assert done.wait(60)
+
+    optimizer.register_state_dict_pre_hook(hold)
+    thread = threading.Thread(target=optimizer.state_dict)
+    thread.start()
+    assert saving.wait(60)
+    (parameter.sum() * (hvd.rank() + 1)).backward()
+    [only] = optimizer.param_groups[0]["params"]
+    gradient = only.grad.tolist()
+    done.set()
+    thread.join()
+    assert gradient == [(hvd.size() + 1) / 2] * 2
+    optimizer.step()
+    bits_are_the_same_everywhere(torch.nn.ParameterList([parameter]))
 
 
 def test_one_rank_reads_between_two_passes() -> None:

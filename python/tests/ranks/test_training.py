@@ -245,6 +245,7 @@ def test_invalid_optimizer_arguments() -> None:
         ({"named_parameters": names[:-1]}, "lacks some"),
         ({"named_parameters": [*names, (names[0][0], names[1][1])]}, "duplicate names"),
         ({"named_parameters": net.parameters()}, "pairs"),
+        ({"named_parameters": enumerate(net.parameters())}, "pairs"),
         ({"backward_passes_per_step": 0}, "at least 1"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "op=Average"),
         ({"groups": [[names[0][1]], [names[0][1]]]}, "more than one group"),

@@ -35,6 +35,10 @@ def rate_tensor(groups: list[dict[str, Any]]) -> None:
     groups[1]["lr"] = torch.tensor(0.5)
 
 
+def rate_of_numpy(groups: list[dict[str, Any]]) -> None:
+    groups[1]["lr"] = pytest.importorskip("numpy").float32(0.5)
+
+
 def decay(groups: list[dict[str, Any]]) -> None:
     groups[1]["weight_decay"] = 0.5
 
@@ -49,6 +53,7 @@ def switch(groups: list[dict[str, Any]]) -> None:
     [
         (rate, "lr", "0.5", "1.0"),
         (rate_tensor, "lr", "0.5", "1.0"),
+        (rate_of_numpy, "lr", "0.5", "1.0"),
         (decay, "weight_decay", "0.5", "0"),
         (switch, "nesterov", "True", "False"),
     ],
@@ -87,6 +92,21 @@ def test_an_option_of_one_rank(
         change(optimizer.param_groups)
     step()
     equal_everywhere(one, two)
+
+
+@needs_two
+def test_another_optimizer_on_one_rank(checked: None) -> None:
+    parameter = zeros()
+    kind = torch.optim.Adam if hvd.rank() == 0 else torch.optim.SGD
+    optimizer = hvd.DistributedOptimizer(kind([parameter], lr=1.0), [("a", parameter)])
+    backward(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    backward(parameter)
+    with pytest.raises(
+        hvd.InvalidRequest, match=r"class of .* for a differs .*: Adam on rank 0; SGD"
+    ):
+        optimizer.step()
 
 
 def test_options_that_may_differ(checked: None) -> None:

@@ -37,7 +37,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire import _native
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Average, ReduceOp
-from gradwire._world import ProcessSet, global_process_set, note_step, session
+from gradwire._process_sets import ProcessSet, global_process_set
+from gradwire._world import note_step, session
 from gradwire.elastic import State
 from gradwire.torch._adapter import as_tensor, collectives
 from gradwire.torch._compression import Compression, Compressor, NoneCompressor
