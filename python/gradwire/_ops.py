@@ -300,10 +300,12 @@ class Collectives(Generic[Array]):
         postscale_factor: float,
         process_set: ProcessSet,
         in_place: bool = False,
+        priority: int = 0,
     ) -> Handle[Array]:
         """Starts an allreduce of one array."""
         buffers, uses = self._begin([array], in_place)
-        handle = self.reduced(buffers, name, op, prescale_factor, postscale_factor, process_set)
+        scales = prescale_factor, postscale_factor
+        handle = self.reduced(buffers, name, op, *scales, process_set, priority)
         if not in_place:
             return Handle(handle, self._view(array))
         back = self._back([array], uses)

@@ -25,6 +25,8 @@ from gradwire import _native
 MODULES = [
     "gradwire",
     "gradwire.torch",
+    "gradwire.torch.byteps",
+    "gradwire.torch.byteps.parallel",
     "gradwire.torch.distributed",
     "gradwire.elastic",
     "gradwire.torch.elastic",

@@ -197,6 +197,27 @@ except gw.GradwireError as error:
     assert "is it running on this machine" not in done.stdout and done.returncode != 0, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"DMLC_NUM_WORKER": "2", "DMLC_ROLE": "worker"}, "DMLC_NUM_WORKER=2 says"),
+        ({"BYTEPS_ENABLE_ASYNC": "1"}, "BYTEPS_ENABLE_ASYNC: asynchronous training"),
+        ({"DMLC_NUM_WORKER": "1", "BYTEPS_TRACE_ON": "1"}, "BYTEPS_TRACE_ON, DMLC_NUM_WORKER"),
+    ],
+)
+def test_variables_of_byteps(job: Job, variables: dict[str, str], said: str) -> None:
+    pytest.importorskip("torch")
+    program = """
+        import gradwire.torch.byteps as bps
+        bps.init()
+        print("RANKS", bps.size())
+        """
+    done = job(program, None, **variables)
+    assert said in done.stdout, done.stdout
+    has_started = "RANKS 1" in done.stdout
+    assert has_started == ("have no effect" in done.stdout) == (done.returncode == 0), done.stdout
+
+
 @pytest.mark.parametrize("how", ["raise ValueError('a hole')", "os.kill(os.getpid(), 9)"])
 def test_torchrun_names_the_first_cause(tmp_path: Path, how: str) -> None:
     program = f"""

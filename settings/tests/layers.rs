@@ -313,12 +313,27 @@ fn invalid_horovod_values_are_named() {
     }
 }
 
-/// The table in the documentation lists every variable, with the setting that it sets.
 #[test]
-fn every_variable_of_horovods_is_documented() {
-    let docs = include_str!("../../docs/horovod.md");
+fn byteps_variables_set_what_horovods_do_not() {
+    let of = |given: &[(&str, &str)]| {
+        let layers = Layers { environment: env(given), ..Layers::default() };
+        Settings::load(&layers).unwrap().settings
+    };
+    let byteps = ("BYTEPS_PARTITION_BYTES", "4096000");
+    let settings = of(&[byteps, ("BYTEPS_LOG_LEVEL", "WARNING")]);
+    assert_eq!((settings.negotiation.piece_bytes, &*settings.log.level), (4_096_000, "warn"));
+    let both = of(&[byteps, ("HOROVOD_FUSION_THRESHOLD", "1048576")]);
+    assert_eq!(both.negotiation.piece_bytes, 1 << 20);
+}
+
+/// The tables in the documentation list every variable, with the setting that it sets.
+#[test]
+fn every_variable_of_others_is_documented() {
     for (name, effect) in VARIABLES {
-        let name = name.strip_prefix("HOROVOD_").unwrap();
+        let (name, docs) = match name.strip_prefix("HOROVOD_") {
+            Some(name) => (name, include_str!("../../docs/horovod.md")),
+            None => (*name, include_str!("../../docs/byteps.md")),
+        };
         let row = docs.lines().find(|line| {
             line.starts_with('|')
                 && line.split('|').nth(1).is_some_and(|first| {

@@ -1,4 +1,4 @@
-//! Horovod's variables. If a variable corresponds to a setting, it belongs to a layer of its own,
+//! Variables of Horovod and BytePS. Those that correspond to settings are a layer of their own,
 //! below everything that is written for Gradwire.
 //!
 //! A value is parsed as in Horovod, in Horovod's unit, and clamped to the range of the setting,
@@ -45,7 +45,7 @@ pub enum Reading {
     },
     /// A number above 0 becomes the setting's largest value; 0 sets nothing.
     Largest,
-    /// One of Horovod's log levels.
+    /// One of the log levels of both.
     Level,
 }
 
@@ -56,8 +56,12 @@ const fn sets(key: &'static str, value: Reading) -> Effect {
     Effect::Sets { key, value }
 }
 
-/// Every variable that tunes Horovod at run time; docs/horovod.md describes their effects.
+/// Every variable that tunes Horovod at run time, and what two of BytePS's set; docs/horovod.md and
+/// docs/byteps.md describe their effects.
 pub const VARIABLES: &[(&str, Effect)] = &[
+    // Not below data.chunk_bytes.
+    ("BYTEPS_PARTITION_BYTES", sets("negotiation.piece_bytes", Reading::Number { min: 256 << 10 })),
+    ("BYTEPS_LOG_LEVEL", sets("log.level", Reading::Level)),
     // Not below data.chunk_bytes.
     (
         "HOROVOD_FUSION_THRESHOLD",
