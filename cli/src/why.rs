@@ -72,6 +72,7 @@ pub fn to_json(explained: &Explanation) -> Value {
             "call": it.call,
             "seconds_ago": seconds(it.age_ms),
             "outcome": outcome,
+            "called_at": (!it.site.is_empty()).then_some(&it.site),
         })
     };
     let thread = |it: &pb::ThreadStack| json!({ "name": it.name, "frames": it.frames });

@@ -252,9 +252,30 @@ fn waited(explanation: &pb::Explanation, set: u32, missing: &[u32], waits: &[&pb
     let have_it = if submitted.len() == 1 { "has submitted" } else { "have submitted" };
     let it = if waits.len() == 1 { "it" } else { "them" };
     format!(
-        "{noun} {names}{place} {have} waited {time} for {places}; {} {have_it} {it}",
-        named(&submitted)
+        "{noun} {names}{place} {have} waited {time} for {places}; {} {have_it} {it}{}",
+        named(&submitted),
+        called_at(explanation, waits)
     )
+}
+
+/// ` at train.py:12 in step`: the line from which ranks have submitted these tensors, if it is
+/// known, and how many others there are.
+fn called_at(explanation: &pb::Explanation, waits: &[&pb::Wait]) -> String {
+    let is_one = |rank: u32, name: &str| {
+        waits.iter().any(|wait| wait.name == name && wait.waiting.contains(&rank))
+    };
+    let recent =
+        explanation.ranks.iter().flat_map(|rank| rank.recent.iter().map(move |it| (rank, it)));
+    let sites: BTreeSet<&str> = recent
+        .filter(|(rank, it)| !it.site.is_empty() && is_one(rank.rank, &it.name))
+        .map(|(_, it)| it.site.as_str())
+        .collect();
+    let others = sites.len().saturating_sub(1);
+    match (sites.first(), others) {
+        (None, _) => String::new(),
+        (Some(site), 0) => format!(" at {site}"),
+        (Some(site), _) => format!(" at {site} and {}", text::count(others, "other place")),
+    }
 }
 
 /// Two waits of which each waits for ranks that wait for the other.
@@ -350,7 +371,11 @@ fn recent(rank: &pb::RankState) -> Option<String> {
             pb::Outcome::Failed => "failed",
         };
         let age = text::seconds(Duration::from_millis(operation.age_ms));
-        format!("{} '{}' ({outcome}, submitted {age} ago)", operation.call, operation.name)
+        let site = match operation.site.as_str() {
+            "" => String::new(),
+            site => format!(" at {site}"),
+        };
+        format!("{} '{}' ({outcome}, submitted {age} ago{site})", operation.call, operation.name)
     };
     let parts: Vec<String> = rank.recent.iter().map(part).collect();
     match parts.len() {
@@ -394,6 +419,7 @@ mod tests {
             call: "allreduce".into(),
             age_ms: 5_200,
             outcome: pb::Outcome::Done.into(),
+            site: "train.py:6 in step".into(),
         };
         pb::RankState {
             rank,
@@ -436,10 +462,12 @@ mod tests {
         );
         assert_eq!(
             text(&explained, Detail::All),
-            "tensor 'step.8' has waited 5.0 s for rank 2 on host b; ranks 0-1,3 have submitted it\n\
+            "tensor 'step.8' has waited 5.0 s for rank 2 on host b; ranks 0-1,3 have submitted it \
+             at train.py:6 in step\n\
              3 ranks are at 'step.8'; rank 2 at 'step.7'\n\
              rank 2 on host b (pid 102) is running, 98 % of a core\n  \
-               its last operations: allreduce 'step.7' (done, submitted 5.2 s ago)\n  \
+               its last operations: allreduce 'step.7' (done, submitted 5.2 s ago at train.py:6 in \
+               step)\n  \
                main thread:\n    \
                  train.py:12 in odd\n    \
                  train.py:20 in <module>\n\

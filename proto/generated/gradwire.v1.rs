@@ -468,6 +468,9 @@ pub struct RecentOperation {
     pub age_ms: u64,
     #[prost(enumeration = "Outcome", tag = "4")]
     pub outcome: i32,
+    /// where the program has called it; empty if it is not known
+    #[prost(string, tag = "5")]
+    pub site: ::prost::alloc::string::String,
 }
 /// Why the job waits.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -859,6 +862,9 @@ pub struct Submitted {
     /// these ranks submitted the name a second time before it was done
     #[prost(bool, tag = "4")]
     pub duplicate: bool,
+    /// where their programs have called it: at most 3 different ones
+    #[prost(string, repeated, tag = "5")]
+    pub sites: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Execute {
@@ -1186,6 +1192,9 @@ pub struct StuckRank {
     /// its operations without an answer, this one included
     #[prost(uint32, tag = "5")]
     pub in_flight: u32,
+    /// where the program has called it; empty if it is not known
+    #[prost(string, tag = "6")]
+    pub site: ::prost::alloc::string::String,
 }
 /// A tensor has waited too long for ranks of this node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

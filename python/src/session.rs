@@ -284,7 +284,8 @@ impl Session {
     /// Returns:
     ///     A handle whose result is the process set.
     fn add_process_set(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Handle> {
-        let handle = py.detach(|| self.inner.add_process_set_async(&ranks)).or_raise(py)?;
+        let session = self.here(py);
+        let handle = py.detach(|| session.add_process_set_async(&ranks)).or_raise(py)?;
         Ok(Handle::new("add_process_set", handle))
     }
 
@@ -304,12 +305,12 @@ impl Session {
         set: &ProcessSet,
         give_up: bool,
     ) -> PyResult<Handle> {
-        let set = set.inner.clone();
+        let (set, session) = (set.inner.clone(), self.here(py));
         let removed = py.detach(|| {
             if give_up {
-                self.inner.give_up_process_set_async(set)
+                session.give_up_process_set_async(set)
             } else {
-                self.inner.remove_process_set_async(set)
+                session.remove_process_set_async(set)
             }
         });
         Ok(Handle::new("remove_process_set", removed.or_raise(py)?))

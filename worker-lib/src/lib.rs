@@ -151,6 +151,7 @@ mod adasum;
 mod adopted;
 mod background;
 mod builder;
+mod call_site;
 mod collectives;
 mod elastic;
 mod element;
@@ -200,6 +201,7 @@ pub mod witness;
 
 pub use adopted::{Adoption, Preparation};
 pub use builder::SessionBuilder;
+pub use call_site::CallSite;
 pub use collectives::Gathered;
 pub use elastic::{Change, Rejoined};
 pub use element::{Bool, Element};

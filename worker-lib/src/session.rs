@@ -17,6 +17,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::{
     background::Background,
+    call_site::CallSite,
     elastic::Elastic,
     element::Element,
     epoch::Membership,
@@ -45,6 +46,8 @@ pub struct Session {
     gate: Option<Arc<Bar>>,
     /// How long a blocking call of this clone may take.
     limit: Option<Duration>,
+    /// Where the program calls this clone, if the caller is not the program.
+    site: Option<CallSite>,
 }
 
 struct Inner {
@@ -97,7 +100,7 @@ impl Session {
         let (past, background) = (Mutex::default(), Background::default());
         let inner =
             Inner { current, elastic, past, counts, arena, job, process, limits, background };
-        Self { inner: Arc::new(inner), pinned: None, gate: None, limit: None }
+        Self { inner: Arc::new(inner), pinned: None, gate: None, limit: None, site: None }
     }
 
     /// The same rank in the epoch of the moment, for a call of several steps that must agree.
@@ -159,6 +162,22 @@ impl Session {
     #[must_use]
     pub fn within(&self, limit: Duration) -> Self {
         Self { limit: Some(limit), ..self.clone() }
+    }
+
+    /// The same rank, for calls that come from this line of the program. For language bindings, and
+    /// for libraries whose callers matter more than their own lines.
+    #[must_use]
+    pub fn called_at(&self, site: CallSite) -> Self {
+        Self { site: Some(site), ..self.clone() }
+    }
+
+    /// The line of the program that makes this call.
+    #[track_caller]
+    pub(crate) fn site(&self) -> CallSite {
+        match self.site {
+            Some(site) => site,
+            None => CallSite::here(),
+        }
     }
 
     /// When a blocking call that begins now must have ended.

@@ -50,6 +50,7 @@ use crate::{
     model::{job::Phase, memory::WorkerMemory, world::World},
     workers::{
         activity::RankActivity,
+        call_sites::CallSites,
         outbox::Outbox,
         process_state::descends_from,
         recent::Recent,
@@ -289,6 +290,7 @@ impl Session {
             completions,
             activity: RankActivity::new(rank, activity),
             recent: Recent::default(),
+            sites: CallSites::default(),
             trace,
             outbox: Outbox::new(self.stream.try_clone().map_err(no_descriptor)?),
         });

@@ -13,6 +13,7 @@ use rustix::process::Signal;
 
 use super::{
     activity::RankActivity,
+    call_sites::CallSites,
     outbox::{Outbox, OutboxError},
     process_state::has_program,
     recent::Recent,
@@ -29,6 +30,7 @@ pub(crate) struct Worker {
     pub(crate) completions: CompletionWriter,
     pub(crate) activity: RankActivity,
     pub(crate) recent: Recent,
+    pub(crate) sites: CallSites,
     pub(crate) trace: RankTrace,
     pub(crate) outbox: Outbox,
 }
