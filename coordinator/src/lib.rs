@@ -61,6 +61,7 @@ mod history;
 mod inbox;
 mod membership;
 mod outbox;
+mod permits;
 mod probe;
 mod traces;
 mod tuning;

@@ -528,11 +528,16 @@ pub struct Stalled {
     #[prost(uint32, repeated, tag = "2")]
     pub ranks: ::prost::alloc::vec::Vec<u32>,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExplainRequest {
     /// whether the text has the whole stacks of all ranks
     #[prost(bool, tag = "1")]
     pub stacks: bool,
+    /// of a ViewerChallenge, which serves one call
+    #[prost(bytes = "vec", tag = "2")]
+    pub nonce: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub proof: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1219,6 +1224,15 @@ pub struct Abort {
 pub struct Shutdown {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusRequest {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChallengeRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ViewerChallenge {
+    #[prost(bytes = "vec", tag = "1")]
+    pub nonce: ::prost::alloc::vec::Vec<u8>,
+    #[prost(string, tag = "2")]
+    pub job: ::prost::alloc::string::String,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TraceRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
