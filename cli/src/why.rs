@@ -92,6 +92,7 @@ pub fn to_json(explained: &Explanation) -> Value {
             "cpu": rank.cpu,
             "kernel_function": (!rank.call.is_empty()).then_some(&rank.call),
             "answered": rank.answered,
+            "paused": (!rank.paused.is_empty()).then_some(&rank.paused),
             "submitted": rank.submitted,
             "last_operations": rank.recent.iter().map(recent).collect::<Vec<_>>(),
             "threads": rank.threads.iter().map(thread).collect::<Vec<_>>(),

@@ -193,6 +193,7 @@ fn report(wire: &pb::Report) -> Result<pb::NodeReport, WireError> {
         step_seconds: wire.rank_step_seconds[at].into(),
         exposed: wire.rank_exposed[at].into(),
         since_step_seconds: wire.rank_since_step_seconds[at].into(),
+        paused: at < 32 && wire.paused_ranks >> at & 1 == 1,
     });
     let peers = wire.peers.iter().enumerate().map(|(at, &node)| pb::PeerReport {
         node,

@@ -66,6 +66,7 @@ mod probe;
 mod traces;
 mod tuning;
 mod viewers;
+mod watchdog;
 
 pub use error::CoordinatorError;
 pub use inspection::Inspection;

@@ -455,6 +455,12 @@ pub struct RankState {
     /// set by the coordinator
     #[prost(string, tag = "10")]
     pub host: ::prost::alloc::string::String,
+    /// what the program does instead of steps; empty: not paused
+    #[prost(string, tag = "11")]
+    pub paused: ::prost::alloc::string::String,
+    /// for how long
+    #[prost(uint64, tag = "12")]
+    pub paused_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RecentOperation {
@@ -1126,6 +1132,9 @@ pub struct Heartbeat {
     /// how many messages of the receiver the sender has received
     #[prost(uint64, tag = "7")]
     pub received: u64,
+    /// From the coordinator: some rank has said that it makes no steps for a while.
+    #[prost(bool, tag = "8")]
+    pub paused: bool,
 }
 /// What a node does. Rates are over the time since the previous report.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1168,6 +1177,9 @@ pub struct Report {
     /// that have waited too long for local ranks
     #[prost(uint32, tag = "13")]
     pub stalled_tensors: u32,
+    /// a bit for each of the first 32 local ranks
+    #[prost(fixed32, tag = "14")]
+    pub paused_ranks: u32,
 }
 /// No rank of this node can do anything until one of its operations ends, and none is running here.
 /// Repeated while it is so. What the node sends before or the coordinator orders afterwards makes it
@@ -1584,6 +1596,9 @@ pub struct RankReport {
     /// 0 before the first one
     #[prost(double, tag = "5")]
     pub since_step_seconds: f64,
+    /// its program makes no steps for a while
+    #[prost(bool, tag = "6")]
+    pub paused: bool,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct PeerReport {
@@ -1657,7 +1672,7 @@ pub struct TraceTrack {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerMessage {
-    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub message: ::core::option::Option<worker_message::Message>,
 }
 /// Nested message and enum types in `WorkerMessage`.
@@ -1678,6 +1693,8 @@ pub mod worker_message {
         DropSegment(super::DropSegment),
         #[prost(message, tag = "7")]
         Observed(super::Observed),
+        #[prost(message, tag = "8")]
+        Paused(super::Paused),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1826,6 +1843,13 @@ pub struct GiveUp {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Detached {}
+/// The program makes no training steps for a while.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Paused {
+    /// what it does meanwhile, such as evaluation; empty: it goes on
+    #[prost(string, tag = "1")]
+    pub what: ::prost::alloc::string::String,
+}
 /// This epoch does not include the worker, or it ends before it has begun. The worker connects again
 /// until a daemon attaches it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

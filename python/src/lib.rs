@@ -10,9 +10,9 @@
 //!
 //! Map: `session` (being a rank), `collectives`, `options` and `call_site` (starting operations),
 //! `handle` (waiting for them), `stuck` (finding out that nothing else goes on), `stacks` (what all
-//! threads do, for explanations of waits), `gate` (starting them later), `process_set`, `elastic`
-//! (from one epoch of the job to the next), `buffer`, `adoption` and `dlpack` (memory), `at_exit`
-//! (leaving with the exit code), `interruptible`, `error`.
+//! threads do, for explanations of waits), `gate` (starting them later), `process_set`, `pause`,
+//! `elastic` (from one epoch of the job to the next), `buffer`, `adoption` and `dlpack` (memory),
+//! `at_exit` (leaving with the exit code), `interruptible`, `error`.
 
 #![deny(unsafe_code)]
 
@@ -34,6 +34,7 @@ mod gate;
 mod handle;
 mod interruptible;
 mod options;
+mod pause;
 mod process_set;
 mod session;
 #[expect(unsafe_code, reason = "declares a function of the C library")]
@@ -51,7 +52,7 @@ mod native {
     #[pymodule_export]
     use crate::{
         adoption::Adoption, adoption::Preparation, buffer::Buffer, error::PythonFailure,
-        gate::Gate, handle::Handle, process_set::ProcessSet, session::Session,
+        gate::Gate, handle::Handle, pause::Pause, process_set::ProcessSet, session::Session,
     };
 
     /// Explains why this process may not be the only rank of a job: another starter, such as srun,

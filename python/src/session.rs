@@ -1,5 +1,7 @@
 //! This process as a rank of a job.
 
+use std::sync::Mutex;
+
 use gradwire_worker::CheckGradients;
 use pyo3::{
     prelude::*,
@@ -14,6 +16,7 @@ use crate::{
     gate::Gate,
     handle::Handle,
     interruptible,
+    pause::Pause,
     process_set::ProcessSet,
 };
 
@@ -88,6 +91,18 @@ impl Session {
     /// Records a training step in the metrics.
     fn mark_step(&self) {
         self.inner.mark_step();
+    }
+
+    /// Begins a time in which the program makes no training steps. A job that stands still
+    /// meanwhile is not reported.
+    ///
+    /// Args:
+    ///     what: What the program does, such as `evaluation`.
+    ///
+    /// Returns:
+    ///     The pause, which lasts until its `end` is called.
+    fn paused(&self, py: Python<'_>, what: &str) -> Pause {
+        Pause(Mutex::new(Some(py.detach(|| self.inner.paused(what)))))
     }
 
     /// Aborts the job: all other ranks receive the reason.

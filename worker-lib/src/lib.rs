@@ -177,6 +177,7 @@ pub mod optimizer;
 mod options;
 mod outcome;
 mod panics;
+mod pause;
 mod process_set;
 #[expect(unsafe_code, reason = "moves the memory of tensors to another daemon")]
 mod rejoin;
@@ -227,6 +228,7 @@ pub use options::{
     BroadcastOptions, GatherOptions, JoinOptions, ObjectKind, ReceiveOptions, ReduceOptions,
     ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
 };
+pub use pause::Paused;
 pub use process_set::ProcessSet;
 pub use session::Session;
 pub use sparse::{Number, SparseReduced, SparseRows};

@@ -27,6 +27,7 @@ use crate::{
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     panics,
+    pause::Pauses,
     process_set::ProcessSet,
     shared::{Shared, gives_up},
     sizes,
@@ -56,6 +57,7 @@ struct Inner {
     elastic: Option<Elastic>,
     past: Mutex<Past>,
     counts: Arc<Counts>,
+    pauses: Mutex<Pauses>,
     arena: Arena,
     job: JobId,
     /// The process that owns the threads and the connection.
@@ -97,9 +99,19 @@ impl Session {
         limits: Limits,
     ) -> Self {
         let current = RwLock::new(Arc::new(membership));
-        let (past, background) = (Mutex::default(), Background::default());
-        let inner =
-            Inner { current, elastic, past, counts, arena, job, process, limits, background };
+        let (past, pauses, background) = Default::default();
+        let inner = Inner {
+            current,
+            elastic,
+            past,
+            counts,
+            pauses,
+            arena,
+            job,
+            process,
+            limits,
+            background,
+        };
         Self { inner: Arc::new(inner), pinned: None, gate: None, limit: None, site: None }
     }
 
@@ -117,6 +129,7 @@ impl Session {
     pub(crate) fn replace_membership(&self, next: Arc<Membership>) {
         let old = mem::replace(&mut *self.inner.current.write(), next);
         drop(old); // without the lock
+        self.tell_pause_again();
     }
 
     /// What leads to the next epoch; `None` if the job is not elastic.
@@ -127,6 +140,11 @@ impl Session {
     /// What this rank remembers from earlier epochs.
     pub(crate) fn past(&self) -> MutexGuard<'_, Past> {
         self.inner.past.lock()
+    }
+
+    /// The pauses of the program.
+    pub(crate) fn pauses(&self) -> MutexGuard<'_, Pauses> {
+        self.inner.pauses.lock()
     }
 
     /// What this session counts over all epochs.

@@ -177,6 +177,13 @@ pub enum Event {
     },
     /// The times of earlier jobs on this cluster.
     Recalled(Memory),
+    /// Some rank is paused: time up to now does not count for waits. Repeated while it is so.
+    Paused,
+    /// The job must end because it stands still.
+    StandsStill {
+        /// What its ranks do, for the failure's text.
+        what: String,
+    },
     /// The user ends the job.
     Cancel {
         /// The reason, for the failure's text.
@@ -204,6 +211,8 @@ impl Event {
             | Self::Tick
             | Self::Suspended { .. }
             | Self::Recalled(_)
+            | Self::Paused
+            | Self::StandsStill { .. }
             | Self::Cancel { .. } => None,
         }
     }

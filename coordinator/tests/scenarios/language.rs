@@ -261,6 +261,10 @@ impl Scenario {
             }
             "suspended" => return Ok(self.step(Event::Suspended { time: time(rest)? })),
             "tick" => return Ok(self.step(Event::Tick)),
+            "paused" => return Ok(self.step(Event::Paused)),
+            "standstill" => {
+                return Ok(self.step(Event::StandsStill { what: rest.to_owned() }));
+            }
             "cancel" => return Ok(self.step(Event::Cancel { why: rest.to_owned() })),
             _ => {}
         }

@@ -15,6 +15,7 @@ use super::{
     activity::RankActivity,
     call_sites::CallSites,
     outbox::{Outbox, OutboxError},
+    pause::Pause,
     process_state::has_program,
     recent::Recent,
 };
@@ -31,6 +32,7 @@ pub(crate) struct Worker {
     pub(crate) activity: RankActivity,
     pub(crate) recent: Recent,
     pub(crate) sites: CallSites,
+    pub(crate) pause: Pause,
     pub(crate) trace: RankTrace,
     pub(crate) outbox: Outbox,
 }
