@@ -110,6 +110,10 @@ pub(crate) fn refused(address: &str, status: &Status) -> CommandError {
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::ResourceExhausted => {
             CommandError::failed(format!("{address}: {cause}"))
         }
+        Code::Unauthenticated => {
+            let hint = "GRADWIRE_SECRET must be that of this job";
+            CommandError::failed(format!("{address}: {cause}")).hint(hint)
+        }
         _ => {
             let what = format!("the service at {address} is not a coordinator: {cause}");
             CommandError::failed(what)

@@ -1,8 +1,11 @@
 //! `gradwire why`: explains what a job waits for.
 
 use clap::Args;
-use gradwire_launcher::error::CommandError;
-use gradwire_proto::pb::{self, ExplainRequest, Explanation};
+use gradwire_launcher::{error::CommandError, secrets};
+use gradwire_proto::{
+    auth::Claim,
+    pb::{self, ChallengeRequest, ExplainRequest, Explanation},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -33,9 +36,13 @@ pub struct Options {
 /// Explains what the job of the coordinator at `address` waits for.
 ///
 /// # Errors
-/// [`CommandError`] if it can't be reached or does not answer in time.
+/// [`CommandError`] if it can't be reached or does not answer in time, or if this user does not
+/// have the job's secret.
 pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
-    let request = ExplainRequest { stacks: options.stacks };
+    let pb::ViewerChallenge { nonce, job } =
+        open(address, async |client| client.challenge(ChallengeRequest {}).await).await?;
+    let proof = secrets::of(&job)?.prove(&Claim::View { challenge: &nonce, job: &job }).to_vec();
+    let request = ExplainRequest { stacks: options.stacks, nonce, proof };
     let explained = open(address, async |client| client.explain(request).await).await?;
     let text = if options.json { format!("{:#}\n", to_json(&explained)) } else { show(&explained) };
     write(&text).map(drop)
@@ -72,6 +79,7 @@ pub fn to_json(explained: &Explanation) -> Value {
             "call": it.call,
             "seconds_ago": seconds(it.age_ms),
             "outcome": outcome,
+            "called_at": (!it.site.is_empty()).then_some(&it.site),
         })
     };
     let thread = |it: &pb::ThreadStack| json!({ "name": it.name, "frames": it.frames });
@@ -84,6 +92,7 @@ pub fn to_json(explained: &Explanation) -> Value {
             "cpu": rank.cpu,
             "kernel_function": (!rank.call.is_empty()).then_some(&rank.call),
             "answered": rank.answered,
+            "paused": (!rank.paused.is_empty()).then_some(&rank.paused),
             "submitted": rank.submitted,
             "last_operations": rank.recent.iter().map(recent).collect::<Vec<_>>(),
             "threads": rank.threads.iter().map(thread).collect::<Vec<_>>(),

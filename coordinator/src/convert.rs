@@ -33,6 +33,10 @@ const MAX_FAILURE_TEXT: usize = 16 << 10;
 /// The longest name in a table of stuck ranks, in characters.
 const MAX_STUCK_NAME: usize = 128;
 
+/// The longest call site in a table, in characters, and the most of them for one request.
+const MAX_SITE: usize = 96;
+const MAX_SITES: usize = 3;
+
 /// The most bytes of a part of an answer; it leaves room for the enclosing message.
 const MAX_EXECUTE: usize = MAX_CONTROL_MESSAGE - 1024;
 
@@ -127,6 +131,11 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
     Ok(Incoming::Event(event))
 }
 
+/// A call site for a table, in which its end says more than its begin (BOUND).
+fn call_site(text: &str) -> String {
+    text::excerpt_around(text, text.chars().count(), MAX_SITE)
+}
+
 /// The names are cut, because they only appear in a message (BOUND).
 fn stuck_rank(wire: pb::StuckRank) -> StuckRank {
     StuckRank {
@@ -135,6 +144,7 @@ fn stuck_rank(wire: pb::StuckRank) -> StuckRank {
         name: text::excerpt(&wire.name, MAX_STUCK_NAME),
         call: text::excerpt(&wire.call, MAX_STUCK_NAME),
         in_flight: wire.in_flight,
+        site: call_site(&wire.site),
     }
 }
 
@@ -145,6 +155,7 @@ fn announcement(wire: pb::Announcement) -> Result<Announcement, WireError> {
             request: Request::try_from(submitted.request.ok_or(WireError::Missing("request"))?)?,
             priority: Priority(submitted.priority),
             duplicate: submitted.duplicate,
+            sites: submitted.sites.iter().take(MAX_SITES).map(|site| call_site(site)).collect(),
         })
     });
     Ok(Announcement {
@@ -182,6 +193,7 @@ fn report(wire: &pb::Report) -> Result<pb::NodeReport, WireError> {
         step_seconds: wire.rank_step_seconds[at].into(),
         exposed: wire.rank_exposed[at].into(),
         since_step_seconds: wire.rank_since_step_seconds[at].into(),
+        paused: at < 32 && wire.paused_ranks >> at & 1 == 1,
     });
     let peers = wire.peers.iter().enumerate().map(|(at, &node)| pb::PeerReport {
         node,

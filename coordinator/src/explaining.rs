@@ -10,6 +10,8 @@ use std::{
 use gradwire_proto::{NodeId, pb};
 use tokio::{sync::oneshot, time::Instant};
 
+use crate::watchdog::Standstill;
+
 /// How long the daemons may take to answer (WAIT).
 const ANSWER: Duration = Duration::from_millis(1600);
 
@@ -25,6 +27,8 @@ struct Question {
     viewers: Vec<oneshot::Sender<pb::Explanation>>,
     /// Whether a wait is to be reported.
     reports: bool,
+    /// The standstill that is to be reported.
+    standstill: Option<Standstill>,
 }
 
 /// The answers to a question, once it is closed.
@@ -33,6 +37,7 @@ pub(crate) struct Answered {
     pub(crate) answers: BTreeMap<NodeId, pb::Explained>,
     pub(crate) viewers: Vec<oneshot::Sender<pb::Explanation>>,
     pub(crate) reports: bool,
+    pub(crate) standstill: Option<Standstill>,
 }
 
 /// The question that is open, if any.
@@ -59,6 +64,7 @@ impl Explaining {
             answers: BTreeMap::new(),
             viewers: Vec::new(),
             reports: false,
+            standstill: None,
         });
         question.reports |= reports;
         if question.viewers.len() < MAX_VIEWERS {
@@ -66,6 +72,13 @@ impl Explaining {
         }
         self.number += u64::from(is_new);
         is_new.then_some(pb::Explain { number: self.number })
+    }
+
+    /// The answers to the open question are also for the report of a standstill.
+    pub(crate) fn add(&mut self, standstill: Standstill) {
+        if let Some(question) = &mut self.open {
+            question.standstill = Some(standstill);
+        }
     }
 
     /// A node has answered. Late answers, and answers of others, are ignored (TRUST).
@@ -88,8 +101,8 @@ impl Explaining {
         let is_over = |question: &mut Question| {
             now >= question.until || question.answers.len() == question.asked.len()
         };
-        let Question { answers, viewers, reports, .. } = self.open.take_if(is_over)?;
-        Some(Answered { answers, viewers, reports })
+        let Question { answers, viewers, reports, standstill, .. } = self.open.take_if(is_over)?;
+        Some(Answered { answers, viewers, reports, standstill })
     }
 
     /// The part of an explanation that is due for a report; `None` if nothing is. `limit`: the wait

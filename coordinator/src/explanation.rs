@@ -61,6 +61,8 @@ pub(crate) enum Detail {
     All,
     /// Also all stacks of all threads.
     Stacks,
+    /// What all ranks do, in a job that stands still.
+    Standstill,
 }
 
 /// An explanation as lines of text.
@@ -68,11 +70,14 @@ pub(crate) fn text(explanation: &pb::Explanation, detail: Detail) -> String {
     let mut lines = Lines { explanation, text: String::new() };
     lines.waits(detail);
     lines.positions();
+    lines.paused();
     let missing: BTreeSet<u32> =
         explanation.waits.iter().flat_map(|wait| &wait.missing).copied().collect();
     lines.ranks(&missing, detail);
-    if detail != Detail::Report {
-        lines.others(&missing, detail);
+    match detail {
+        Detail::Report => {}
+        Detail::Standstill => lines.all(&missing),
+        Detail::All | Detail::Stacks => lines.others(&missing, detail),
     }
     for host in &explanation.silent_hosts {
         lines.line(0, format!("host {host} did not answer"));
@@ -110,7 +115,7 @@ impl Lines<'_> {
         if more > 0 {
             self.line(0, format!("and {} more", text::count(more, "wait")));
         }
-        if alike.is_empty() && detail != Detail::Report {
+        if alike.is_empty() && matches!(detail, Detail::All | Detail::Stacks) {
             self.line(0, "no operation has waited for a rank for long");
         }
         for (one, other) in mutual(&explanation.waits) {
@@ -154,6 +159,50 @@ impl Lines<'_> {
         let more = if more > 0 { format!("; and {more} other places") } else { String::new() };
         let all = parts.join("; ");
         self.line(0, format!("{all}{more}"));
+    }
+
+    /// Which ranks make no steps on purpose.
+    fn paused(&mut self) {
+        let mut pauses: BTreeMap<&str, (u64, Vec<u32>)> = BTreeMap::new();
+        for rank in self.explanation.ranks.iter().filter(|rank| !rank.paused.is_empty()) {
+            let (longest, ranks) = pauses.entry(&rank.paused).or_default();
+            *longest = rank.paused_ms.max(*longest);
+            ranks.push(rank.rank);
+        }
+        for (what, (longest, ranks)) in pauses.into_iter().take(MAX_GROUPS) {
+            let time = text::seconds(Duration::from_millis(longest));
+            self.line(0, format!("paused: {what} since {time} ({})", named(&ranks)));
+        }
+    }
+
+    /// What all ranks do that are not missing: those with the same stack in one group.
+    fn all(&mut self, missing: &BTreeSet<u32>) {
+        let mut groups: BTreeMap<&[String], Vec<&pb::RankState>> = BTreeMap::new();
+        for rank in self.explanation.ranks.iter().filter(|rank| !missing.contains(&rank.rank)) {
+            let stack = rank.threads.first().map_or(&[][..], |thread| &thread.frames);
+            groups.entry(stack).or_default().push(rank);
+        }
+        let mut groups: Vec<_> = groups.into_values().collect();
+        groups.sort_by_key(|ranks| (ranks.len(), ranks[0].rank));
+        let more: usize = groups.iter().skip(MAX_GROUPS).map(Vec::len).sum();
+        for ranks in groups.iter().take(MAX_GROUPS) {
+            let first = ranks[0];
+            if let [only] = ranks[..] {
+                self.line(0, state(self.explanation, only));
+            } else {
+                let numbers: Vec<u32> = ranks.iter().map(|rank| rank.rank).collect();
+                let all = named(&numbers);
+                let does = does(first);
+                self.line(0, format!("{all} are in the same place; rank {} {does}", first.rank));
+            }
+            if let Some(recent) = recent(first) {
+                self.line(1, recent);
+            }
+            self.stacks(first, Detail::Standstill);
+        }
+        if more > 0 {
+            self.line(0, format!("and {} in other places", text::count(more, "rank")));
+        }
     }
 
     /// What the missing ranks do.
@@ -252,9 +301,30 @@ fn waited(explanation: &pb::Explanation, set: u32, missing: &[u32], waits: &[&pb
     let have_it = if submitted.len() == 1 { "has submitted" } else { "have submitted" };
     let it = if waits.len() == 1 { "it" } else { "them" };
     format!(
-        "{noun} {names}{place} {have} waited {time} for {places}; {} {have_it} {it}",
-        named(&submitted)
+        "{noun} {names}{place} {have} waited {time} for {places}; {} {have_it} {it}{}",
+        named(&submitted),
+        called_at(explanation, waits)
     )
+}
+
+/// ` at train.py:12 in step`: the line from which ranks have submitted these tensors, if it is
+/// known, and how many others there are.
+fn called_at(explanation: &pb::Explanation, waits: &[&pb::Wait]) -> String {
+    let is_one = |rank: u32, name: &str| {
+        waits.iter().any(|wait| wait.name == name && wait.waiting.contains(&rank))
+    };
+    let recent =
+        explanation.ranks.iter().flat_map(|rank| rank.recent.iter().map(move |it| (rank, it)));
+    let sites: BTreeSet<&str> = recent
+        .filter(|(rank, it)| !it.site.is_empty() && is_one(rank.rank, &it.name))
+        .map(|(_, it)| it.site.as_str())
+        .collect();
+    let others = sites.len().saturating_sub(1);
+    match (sites.first(), others) {
+        (None, _) => String::new(),
+        (Some(site), 0) => format!(" at {site}"),
+        (Some(site), _) => format!(" at {site} and {}", text::count(others, "other place")),
+    }
 }
 
 /// Two waits of which each waits for ranks that wait for the other.
@@ -350,7 +420,11 @@ fn recent(rank: &pb::RankState) -> Option<String> {
             pb::Outcome::Failed => "failed",
         };
         let age = text::seconds(Duration::from_millis(operation.age_ms));
-        format!("{} '{}' ({outcome}, submitted {age} ago)", operation.call, operation.name)
+        let site = match operation.site.as_str() {
+            "" => String::new(),
+            site => format!(" at {site}"),
+        };
+        format!("{} '{}' ({outcome}, submitted {age} ago{site})", operation.call, operation.name)
     };
     let parts: Vec<String> = rank.recent.iter().map(part).collect();
     match parts.len() {
@@ -394,6 +468,7 @@ mod tests {
             call: "allreduce".into(),
             age_ms: 5_200,
             outcome: pb::Outcome::Done.into(),
+            site: "train.py:6 in step".into(),
         };
         pb::RankState {
             rank,
@@ -436,10 +511,12 @@ mod tests {
         );
         assert_eq!(
             text(&explained, Detail::All),
-            "tensor 'step.8' has waited 5.0 s for rank 2 on host b; ranks 0-1,3 have submitted it\n\
+            "tensor 'step.8' has waited 5.0 s for rank 2 on host b; ranks 0-1,3 have submitted it \
+             at train.py:6 in step\n\
              3 ranks are at 'step.8'; rank 2 at 'step.7'\n\
              rank 2 on host b (pid 102) is running, 98 % of a core\n  \
-               its last operations: allreduce 'step.7' (done, submitted 5.2 s ago)\n  \
+               its last operations: allreduce 'step.7' (done, submitted 5.2 s ago at train.py:6 in \
+               step)\n  \
                main thread:\n    \
                  train.py:12 in odd\n    \
                  train.py:20 in <module>\n\
@@ -478,6 +555,24 @@ mod tests {
         let ranks = vec![rank(1, pb::Doing::Running, "a", &frames)];
         let text = text(&job(vec![wait("b", &[0], &[1])], ranks), Detail::Report);
         assert!(text.contains("… train.py:5 in main"), "{text}");
+    }
+
+    #[test]
+    fn all_ranks_of_a_job_that_stands_still_are_shown() {
+        let sleeping = pb::Doing::Stopped;
+        let ranks: Vec<_> = (0..4)
+            .map(|it| {
+                rank(it, sleeping, "a", if it == 1 { &["x.py:1 in f"] } else { &["y.py:2 in g"] })
+            })
+            .map(|rank| pb::RankState { paused: "evaluation".into(), paused_ms: 12_000, ..rank })
+            .collect();
+        let text = text(&job(Vec::new(), ranks), Detail::Standstill);
+        assert!(
+            text.starts_with("paused: evaluation since 12.0 s (ranks 0-3)\nrank 1 on"),
+            "{text}"
+        );
+        assert!(text.contains("ranks 0,2-3 are in the same place; rank 0 is stopped"), "{text}");
+        assert_eq!((text.matches("y.py:2 in g").count(), text.matches("x.py:1").count()), (1, 1));
     }
 
     #[test]

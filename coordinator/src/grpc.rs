@@ -115,14 +115,22 @@ impl Inspect for Inspection {
         Ok(Response::new(ReceiverStream::new(Self::watch(self)?).map(copied)))
     }
 
+    async fn challenge(
+        &self,
+        _: Request<pb::ChallengeRequest>,
+    ) -> Result<Response<pb::ViewerChallenge>, Status> {
+        Ok(Response::new(self.permits.challenge()))
+    }
+
     async fn explain(
         &self,
         request: Request<pb::ExplainRequest>,
     ) -> Result<Response<pb::Explanation>, Status> {
-        let explained = self
-            .explain(request.get_ref().stacks)
-            .await
-            .ok_or_else(|| Status::unavailable(OVER))?;
+        let pb::ExplainRequest { stacks, nonce, proof } = request.get_ref();
+        if !self.permits.admits(nonce, proof) {
+            return Err(Status::unauthenticated("the viewer does not know the job's secret"));
+        }
+        let explained = self.explain(*stacks).await.ok_or_else(|| Status::unavailable(OVER))?;
         Ok(Response::new(explained))
     }
 

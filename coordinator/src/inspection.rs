@@ -16,6 +16,7 @@ use tonic::Status;
 use crate::{
     explanation::{self, Detail},
     inbox::Inbound,
+    permits::Permits,
     traces::{Traced, Traces},
     viewers::{INTERVAL, Viewers, Watched},
 };
@@ -29,15 +30,16 @@ pub struct Inspection {
     inbox: mpsc::Sender<Inbound>,
     viewers: Viewers,
     traces: Arc<Traces>,
+    pub(crate) permits: Permits,
     page: OnceLock<SocketAddr>,
     /// The newest requested snapshot, and when it was made.
     newest: Mutex<Option<(Instant, Arc<StatusResponse>)>>,
 }
 
 impl Inspection {
-    pub(crate) fn new(inbox: mpsc::Sender<Inbound>, traces: Arc<Traces>) -> Self {
+    pub(crate) fn new(inbox: mpsc::Sender<Inbound>, traces: Arc<Traces>, permits: Permits) -> Self {
         let (viewers, page) = (Viewers::default(), OnceLock::new());
-        Self { inbox, viewers, traces, page, newest: Mutex::default() }
+        Self { inbox, viewers, traces, permits, page, newest: Mutex::default() }
     }
 
     /// Sets the address of the status page, which snapshots contain from now on.

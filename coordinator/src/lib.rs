@@ -61,10 +61,12 @@ mod history;
 mod inbox;
 mod membership;
 mod outbox;
+mod permits;
 mod probe;
 mod traces;
 mod tuning;
 mod viewers;
+mod watchdog;
 
 pub use error::CoordinatorError;
 pub use inspection::Inspection;

@@ -99,6 +99,11 @@ pub(crate) fn measures(measures: &Measures, waits: &mut WaitMetrics) {
     waits.add(&measures.waits);
 }
 
+/// Counts a report that the job stands still.
+pub(crate) fn stands_still() {
+    COORDINATOR.standstills.increment(1);
+}
+
 /// Counts the bytes of an answer to all nodes.
 pub(crate) fn sent(bytes: usize) {
     COORDINATOR.messages.increment(bytes as u64);

@@ -21,7 +21,7 @@ use gradwire_proto::{
     numbered::Received,
     pb::{self, coordinator_message::Message},
 };
-use gradwire_settings::{Settings, variables::VariableError};
+use gradwire_settings::{Settings, Watchdog as WatchdogLimits, variables::VariableError};
 use gradwire_telemetry::{
     Rate, Target,
     catalog::{HOST, JOB},
@@ -48,6 +48,7 @@ use crate::{
     },
     traces::Traces,
     tuning::{self, Tuning, TuningFile},
+    watchdog::{Seen, Standstill, Watchdog},
 };
 
 /// How long the end of a job waits for the disk.
@@ -88,6 +89,8 @@ pub struct CoordinatorConfig {
     pub health: Option<watch::Sender<Health>>,
     /// Where measured times are kept for the next job.
     tuning: Option<Tuning>,
+    /// When a job stands still.
+    pub watchdog: WatchdogLimits,
 }
 
 impl CoordinatorConfig {
@@ -108,6 +111,7 @@ impl CoordinatorConfig {
             grace: settings.launch.grace,
             health: None,
             tuning: Tuning::of(settings),
+            watchdog: settings.watchdog.clone(),
         })
     }
 }
@@ -139,6 +143,9 @@ pub(crate) struct Runtime {
     waits: WaitMetrics,
     history: History,
     explaining: Explaining,
+    watchdog: Watchdog,
+    /// Whether some rank is paused.
+    is_paused: bool,
     /// The wait that is reported first.
     stall_warning: Duration,
     /// The metrics endpoints of the daemons.
@@ -172,6 +179,8 @@ impl Runtime {
             waits: WaitMetrics::default(),
             history: History::default(),
             explaining: Explaining::default(),
+            watchdog: Watchdog::new(config.watchdog),
+            is_paused: false,
             stall_warning: config.engine.stall_warning,
             daemons: Arc::default(),
             health: config.health,
@@ -218,6 +227,7 @@ impl Runtime {
                 self.step(Event::Tick);
             }
             if now >= next_beat {
+                self.watch();
                 self.beat(self.traces.is_wanted(), |_| true);
                 next_beat = now + self.heartbeat_interval;
             }
@@ -329,6 +339,46 @@ impl Runtime {
         question.map_or_else(Vec::new, |question| self.send_to_world(Message::Explain(question)))
     }
 
+    /// Looks whether the job stands still, and asks what its ranks do if so.
+    fn watch(&mut self) {
+        let reports = self.reports();
+        let mut ranks = reports.values().flat_map(|report| &report.ranks);
+        self.is_paused = ranks.any(|rank| rank.paused);
+        if self.is_paused {
+            self.step(Event::Paused);
+        }
+        if self.engine.phase() != Phase::Running {
+            return;
+        }
+        let seen = reports.iter().flat_map(|(node, report)| {
+            let age = Duration::from_millis(report.age_ms);
+            report.ranks.iter().map(move |rank| Seen::of((*node, rank), age))
+        });
+        if let Some(standstill) = self.watchdog.look(self.start.elapsed(), seen) {
+            self.happened(standstill.text());
+            metrics::stands_still();
+            self.ask(None, false);
+            self.explaining.add(standstill);
+        }
+    }
+
+    /// Reports a standstill to all ranks, or ends the job with this report.
+    fn stands_still(&mut self, standstill: &Standstill, explanation: &pb::Explanation) {
+        if self.engine.phase() != Phase::Running {
+            return;
+        }
+        let ranks = explanation::text(explanation, Detail::Standstill);
+        let text = format!("{}\n{ranks}", standstill.text());
+        if standstill.ends {
+            return self.step(Event::StandsStill { what: text.trim_end().to_owned() });
+        }
+        tracing::warn!("{}", text.trim_end());
+        let ranks = explanation.ranks.iter().map(|rank| rank.rank).collect();
+        for event in self.send_to_world(Message::Stalled(pb::Stalled { text, ranks })) {
+            self.step(event);
+        }
+    }
+
     /// Passes an explanation on, once the nodes have answered.
     fn explained(&mut self, now: Instant) {
         let Some(answered) = self.explaining.close(now) else { return };
@@ -345,6 +395,9 @@ impl Runtime {
             for event in self.send_to_world(Message::Stalled(stalled)) {
                 self.step(event);
             }
+        }
+        if let Some(standstill) = &answered.standstill {
+            self.stands_still(standstill, &explanation);
         }
         for viewer in answered.viewers {
             // It may be gone.

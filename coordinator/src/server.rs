@@ -21,6 +21,7 @@ use crate::{
     inbox::Inbound,
     inspection::Inspection,
     metrics,
+    permits::Permits,
     runtime::{CoordinatorConfig, Runtime},
     session::{SessionAcceptor, SessionContext},
     traces::Traces,
@@ -69,7 +70,11 @@ impl Coordinator {
         let sessions = TaskTracker::new();
         let stop_sessions = CancellationToken::new();
         let traces = Arc::<Traces>::default();
-        let inspection = Inspection::new(sender.clone(), traces.clone());
+        let inspection = Inspection::new(
+            sender.clone(),
+            traces.clone(),
+            Permits::new(config.secret.clone(), config.engine.job.clone()),
+        );
         let context = SessionContext {
             inbox: sender,
             secret: config.secret.clone(),

@@ -102,6 +102,7 @@ impl Job {
                     request: allreduce(),
                     priority: Priority(0),
                     duplicate: false,
+                    sites: Vec::new(),
                 }],
                 latest: None,
             };

@@ -73,6 +73,7 @@ impl Job {
                     request: request.clone(),
                     priority: Priority(0),
                     duplicate: false,
+                    sites: Vec::new(),
                 }],
                 latest: None,
             };

@@ -10,6 +10,7 @@ use client::{LIMIT, Node, Served, by_id, by_name};
 use gradwire_coordinator::{Health, Phase};
 use gradwire_proto::{
     DType, Ending, FailureKind, PROTOCOL, Rank, Request, Secret, Shape,
+    auth::Claim,
     pb::{self, coordinator_message::Message, node_message::Message as Say},
 };
 use gradwire_services::inspect_client::InspectClient;
@@ -511,4 +512,22 @@ async fn tensors_are_answered_in_one_round_trip() {
     }
     times.sort_unstable();
     println!("median {:?}, 99 % {:?}", times[100], times[198]);
+}
+
+#[tokio::test]
+async fn explanations_need_the_secret_of_the_job() {
+    let served = Served::start(1, |_| {}).await;
+    let mut inspect = InspectClient::new(served.channel().await);
+    let refused = inspect.explain(pb::ExplainRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated);
+    for (secret, is_known) in [(Secret::generate(), false), (served.secret.clone(), true)] {
+        let challenge = inspect.challenge(pb::ChallengeRequest {}).await.unwrap().into_inner();
+        let pb::ViewerChallenge { nonce, job } = challenge;
+        let proof = secret.prove(&Claim::View { challenge: &nonce, job: &job }).to_vec();
+        let request = pb::ExplainRequest { stacks: false, nonce, proof };
+        let explained = inspect.explain(request.clone()).await;
+        assert_eq!(explained.is_ok(), is_known, "{explained:?}");
+        assert!(inspect.explain(request).await.is_err(), "a challenge serves one call");
+    }
+    assert!(inspect.status(pb::StatusRequest {}).await.is_ok(), "anybody may see the status");
 }

@@ -65,6 +65,7 @@ fn by(
             request: request.clone(),
             priority: Priority(0),
             duplicate: false,
+            sites: Vec::new(),
         }],
         latest: latest.map(|(local_rank, waited)| Latest { local_rank, waited }),
     }

@@ -9,6 +9,7 @@
 //! - [`error`]: the error of a command
 //! - [`args`]: the options of every command that starts a job
 //! - [`run_file`]: the files that list the running jobs
+//! - [`secrets`]: the secrets of running jobs, for commands
 //! - [`signals`]: signals that ask this process to end
 //! - [`processes`]: the descendants of this process, and the end of them all
 //! - [`outer`]: the variables of a job around this one
@@ -28,4 +29,5 @@ pub mod outer;
 pub mod processes;
 pub mod reach;
 pub mod run_file;
+pub mod secrets;
 pub mod signals;

@@ -1,5 +1,6 @@
 //! The files that list the running jobs: one for each job, written by its launcher and removed at
-//! the end. They tell commands such as `gradwire status` the address of a job.
+//! the end. They tell commands such as `gradwire status` the address of a job, and `gradwire why`
+//! its secret.
 //!
 //! They are in `gradwire/` of `$XDG_RUNTIME_DIR`, or in `gradwire-UID/` of the folder for temporary
 //! files. Only their owner reads and writes them. A launcher that is killed leaves its file behind.
@@ -15,6 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gradwire_proto::Secret;
 use procfs::process::Process;
 use rustix::{
     fs::{Access, access},
@@ -47,7 +49,24 @@ pub struct RunningJob {
     pub hosts: usize,
     /// The program of its ranks with its arguments, shortened if long.
     pub command: String,
+    /// The secret of the job.
+    #[serde(with = "hex")]
+    pub secret: Secret,
     launcher: Launcher,
+}
+
+/// A secret as text.
+mod hex {
+    use gradwire_proto::Secret;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(secret: &Secret, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&secret.to_hex())
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Secret, D::Error> {
+        Secret::from_hex(&String::deserialize(from)?).map_err(D::Error::custom)
+    }
 }
 
 /// Identifies a process even if a later one has its id.
@@ -87,13 +106,22 @@ impl RunningJob {
     /// If `/proc` does not describe this process.
     pub fn new(
         job: &str,
+        secret: &Secret,
         coordinator: SocketAddr,
         (ranks, hosts): (u32, usize),
         command: &[String],
     ) -> io::Result<Self> {
         let command = command.join(" ").chars().take(MAX_COMMAND).collect();
         let launcher = Launcher::myself()?;
-        Ok(Self { job: job.to_owned(), coordinator, ranks, hosts, command, launcher })
+        Ok(Self {
+            job: job.to_owned(),
+            coordinator,
+            ranks,
+            hosts,
+            command,
+            secret: secret.clone(),
+            launcher,
+        })
     }
 }
 
@@ -294,7 +322,8 @@ mod tests {
 
     fn job(id: &str) -> RunningJob {
         let command = ["train".to_owned(), "x".repeat(200)];
-        RunningJob::new(id, "127.0.0.1:7".parse().unwrap(), (4, 2), &command).unwrap()
+        RunningJob::new(id, &Secret::generate(), "127.0.0.1:7".parse().unwrap(), (4, 2), &command)
+            .unwrap()
     }
 
     #[test]

@@ -455,6 +455,12 @@ pub struct RankState {
     /// set by the coordinator
     #[prost(string, tag = "10")]
     pub host: ::prost::alloc::string::String,
+    /// what the program does instead of steps; empty: not paused
+    #[prost(string, tag = "11")]
+    pub paused: ::prost::alloc::string::String,
+    /// for how long
+    #[prost(uint64, tag = "12")]
+    pub paused_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RecentOperation {
@@ -468,6 +474,9 @@ pub struct RecentOperation {
     pub age_ms: u64,
     #[prost(enumeration = "Outcome", tag = "4")]
     pub outcome: i32,
+    /// where the program has called it; empty if it is not known
+    #[prost(string, tag = "5")]
+    pub site: ::prost::alloc::string::String,
 }
 /// Why the job waits.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -525,11 +534,16 @@ pub struct Stalled {
     #[prost(uint32, repeated, tag = "2")]
     pub ranks: ::prost::alloc::vec::Vec<u32>,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExplainRequest {
     /// whether the text has the whole stacks of all ranks
     #[prost(bool, tag = "1")]
     pub stacks: bool,
+    /// of a ViewerChallenge, which serves one call
+    #[prost(bytes = "vec", tag = "2")]
+    pub nonce: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub proof: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -859,6 +873,9 @@ pub struct Submitted {
     /// these ranks submitted the name a second time before it was done
     #[prost(bool, tag = "4")]
     pub duplicate: bool,
+    /// where their programs have called it: at most 3 different ones
+    #[prost(string, repeated, tag = "5")]
+    pub sites: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Execute {
@@ -1115,6 +1132,9 @@ pub struct Heartbeat {
     /// how many messages of the receiver the sender has received
     #[prost(uint64, tag = "7")]
     pub received: u64,
+    /// From the coordinator: some rank has said that it makes no steps for a while.
+    #[prost(bool, tag = "8")]
+    pub paused: bool,
 }
 /// What a node does. Rates are over the time since the previous report.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1157,6 +1177,9 @@ pub struct Report {
     /// that have waited too long for local ranks
     #[prost(uint32, tag = "13")]
     pub stalled_tensors: u32,
+    /// a bit for each of the first 32 local ranks
+    #[prost(fixed32, tag = "14")]
+    pub paused_ranks: u32,
 }
 /// No rank of this node can do anything until one of its operations ends, and none is running here.
 /// Repeated while it is so. What the node sends before or the coordinator orders afterwards makes it
@@ -1186,6 +1209,9 @@ pub struct StuckRank {
     /// its operations without an answer, this one included
     #[prost(uint32, tag = "5")]
     pub in_flight: u32,
+    /// where the program has called it; empty if it is not known
+    #[prost(string, tag = "6")]
+    pub site: ::prost::alloc::string::String,
 }
 /// A tensor has waited too long for ranks of this node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1210,6 +1236,15 @@ pub struct Abort {
 pub struct Shutdown {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusRequest {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChallengeRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ViewerChallenge {
+    #[prost(bytes = "vec", tag = "1")]
+    pub nonce: ::prost::alloc::vec::Vec<u8>,
+    #[prost(string, tag = "2")]
+    pub job: ::prost::alloc::string::String,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TraceRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1561,6 +1596,9 @@ pub struct RankReport {
     /// 0 before the first one
     #[prost(double, tag = "5")]
     pub since_step_seconds: f64,
+    /// its program makes no steps for a while
+    #[prost(bool, tag = "6")]
+    pub paused: bool,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct PeerReport {
@@ -1634,7 +1672,7 @@ pub struct TraceTrack {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerMessage {
-    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub message: ::core::option::Option<worker_message::Message>,
 }
 /// Nested message and enum types in `WorkerMessage`.
@@ -1655,6 +1693,8 @@ pub mod worker_message {
         DropSegment(super::DropSegment),
         #[prost(message, tag = "7")]
         Observed(super::Observed),
+        #[prost(message, tag = "8")]
+        Paused(super::Paused),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1803,6 +1843,13 @@ pub struct GiveUp {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Detached {}
+/// The program makes no training steps for a while.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Paused {
+    /// what it does meanwhile, such as evaluation; empty: it goes on
+    #[prost(string, tag = "1")]
+    pub what: ::prost::alloc::string::String,
+}
 /// This epoch does not include the worker, or it ends before it has begun. The worker connects again
 /// until a daemon attaches it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

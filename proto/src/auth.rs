@@ -47,6 +47,8 @@ pub enum Claim<'a> {
     DataDialler { challenge: &'a [u8], hello: &'a [u8] },
     /// The accepting side of a data connection; `hello` holds the dialler's nonce.
     DataAcceptor { challenge: &'a [u8], hello: &'a [u8] },
+    /// A viewer wants to see what the ranks of a job do; `challenge` is the coordinator's nonce.
+    View { challenge: &'a [u8], job: &'a str },
     /// A node or the coordinator is alive; `body` is the part of the message before the proof.
     Beat { job: &'a str, body: &'a [u8] },
 }
@@ -106,6 +108,7 @@ impl Claim<'_> {
             Self::DataAcceptor { challenge, hello } => {
                 each(&[b"gradwire data acceptor", challenge, hello]);
             }
+            Self::View { challenge, job } => each(&[b"gradwire view", challenge, job.as_bytes()]),
             Self::Beat { job, body } => each(&[b"gradwire beat", job.as_bytes(), body]),
         }
     }

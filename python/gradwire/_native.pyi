@@ -13,6 +13,7 @@ __all__ = [
     "Failure",
     "Gate",
     "Handle",
+    "Pause",
     "Preparation",
     "ProcessSet",
     "Session",
@@ -275,6 +276,16 @@ class Handle:
         Raises:
             WaitTimeout: The operation did not complete within `timeout`. It continues.
             GradwireError: The operation failed.
+        """
+
+@final
+class Pause:
+    """
+    A time in which the program makes no training steps. It lasts until `end` is called.
+    """
+    def end(self, /) -> None:
+        """
+        Ends it.
         """
 
 @final
@@ -679,6 +690,17 @@ class Session:
 
         Returns:
             Whether operations of this session accept it.
+        """
+    def paused(self, /, what: str) -> Pause:
+        """
+        Begins a time in which the program makes no training steps. A job that stands still
+        meanwhile is not reported.
+
+        Args:
+            what: What the program does, such as `evaluation`.
+
+        Returns:
+            The pause, which lasts until its `end` is called.
         """
     def pending_change(self, /) -> tuple[bool, bool] | None:
         """

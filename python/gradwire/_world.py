@@ -253,6 +253,36 @@ def mark_step() -> None:
     session().mark_step()
 
 
+@contextlib.contextmanager
+def paused(what: str = "evaluation") -> Iterator[None]:
+    """Says that the program makes no training steps for a while.
+
+    Until the end of the ``with`` block, a job that stands still is not reported, and no wait ends
+    it (``watchdog.*``, ``negotiation.stall_shutdown_ms``). One rank that is paused is enough.
+    Reports and ``gradwire why`` show the pause.
+
+    Args:
+        what: What the program does meanwhile, in a word or two.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+
+    Example:
+        ```python
+        with gw.paused("evaluation"):
+            evaluate(model)
+        ```
+    """
+    pause = session().paused(what)
+    try:
+        yield
+    finally:
+        pause.end()
+
+
 def note_step() -> None:
     """Calls ``mark_step`` if this process is a rank."""
     if is_rank() and _session is not None:

@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 
 use crate::{
     buffer::{self, Buffer},
+    call_site,
     error::{PythonError, Raise},
     handle::{Handle, IntoValue},
     options::{Common, Set, apply, parse},
@@ -21,34 +22,44 @@ use crate::{
 
 type Started<P, E> = Result<gradwire_worker::Handle<P>, E>;
 
-/// Starts an operation that is called `name` in messages.
-fn start<P: IntoValue, E: Into<PythonError> + Send>(
-    py: Python<'_>,
-    name: impl Into<String>,
-    call: impl FnOnce() -> Started<P, E> + Send,
-) -> PyResult<Handle> {
-    Ok(Handle::new(name, py.detach(call).or_raise(py)?))
-}
+impl Session {
+    /// The worker library's session, for an operation of the program's current line.
+    pub(crate) fn here(&self, py: Python<'_>) -> gradwire_worker::Session {
+        self.inner.called_at(call_site::here(py))
+    }
 
-/// Starts an operation on one tensor, or on several as a group.
-fn start_all<P: IntoValue, Q: IntoValue, E: Into<PythonError> + Send, F>(
-    py: Python<'_>,
-    name: String,
-    tensors: &[PyRef<'_, Buffer>],
-    one: impl FnOnce(SharedBuffer) -> Started<P, E> + Send,
-    group: impl FnOnce(Vec<SharedBuffer>) -> Started<Q, F> + Send,
-) -> PyResult<Handle>
-where
-    F: Into<PythonError> + Send,
-{
-    match tensors {
-        [tensor] => {
-            let tensor = tensor.memory.clone();
-            start(py, name, || one(tensor))
-        }
-        _ => {
-            let tensors = tensors.iter().map(|tensor| tensor.memory.clone()).collect();
-            start(py, name, || group(tensors))
+    /// Starts an operation that is called `name` in messages.
+    fn start<P: IntoValue, E: Into<PythonError> + Send>(
+        &self,
+        py: Python<'_>,
+        name: impl Into<String>,
+        call: impl FnOnce(&gradwire_worker::Session) -> Started<P, E> + Send,
+    ) -> PyResult<Handle> {
+        let session = self.here(py);
+        Ok(Handle::new(name, py.detach(|| call(&session)).or_raise(py)?))
+    }
+
+    /// Starts an operation on one tensor, or on several as a group.
+    fn start_all<P: IntoValue, Q: IntoValue, E: Into<PythonError> + Send, F>(
+        &self,
+        py: Python<'_>,
+        name: String,
+        tensors: &[PyRef<'_, Buffer>],
+        one: impl FnOnce(&gradwire_worker::Session, SharedBuffer) -> Started<P, E> + Send,
+        group: impl FnOnce(&gradwire_worker::Session, Vec<SharedBuffer>) -> Started<Q, F> + Send,
+    ) -> PyResult<Handle>
+    where
+        F: Into<PythonError> + Send,
+    {
+        match tensors {
+            [tensor] => {
+                let tensor = tensor.memory.clone();
+                self.start(py, name, |session| one(session, tensor))
+            }
+            _ => {
+                let tensors = tensors.iter().map(|tensor| tensor.memory.clone()).collect();
+                self.start(py, name, |session| group(session, tensors))
+            }
         }
     }
 }
@@ -88,12 +99,12 @@ impl Session {
         let op = parse("reduction", op, ReduceOp::NAMES).or_raise(py)?;
         let options = apply!(common, AllreduceOptions::default());
         let options = options.priority(priority).op(op).prescale(prescale).postscale(postscale);
-        start_all(
+        self.start_all(
             py,
             common.called("allreduce"),
             &tensors,
-            |tensor| self.inner.allreduce_async(tensor, options.clone()),
-            |all| self.inner.grouped_allreduce_async(all, options.clone()),
+            |session, tensor| session.allreduce_async(tensor, options.clone()),
+            |session, all| session.grouped_allreduce_async(all, options.clone()),
         )
     }
 
@@ -119,7 +130,7 @@ impl Session {
         let common = Common::new(name, &process_set);
         let options = apply!(common, AdasumOptions::default()).priority(priority);
         let tensor = tensor.memory.clone();
-        start(py, common.called("adasum"), || self.inner.adasum_async(tensor, options))
+        self.start(py, common.called("adasum"), |session| session.adasum_async(tensor, options))
     }
 
     /// Starts a reduce to the root, in place on the root.
@@ -156,7 +167,7 @@ impl Session {
         let options = apply!(common, ReduceOptions::to_rank(root));
         let options = options.op(op).prescale(prescale).postscale(postscale);
         let tensor = tensor.memory.clone();
-        start(py, common.called("reduce"), || self.inner.reduce_async(tensor, options))
+        self.start(py, common.called("reduce"), |session| session.reduce_async(tensor, options))
     }
 
     /// Starts an in-place broadcast of the root's tensor.
@@ -181,7 +192,9 @@ impl Session {
         let common = Common::new(name, &process_set);
         let options = apply!(common, BroadcastOptions::from_rank(root));
         let tensor = tensor.memory.clone();
-        start(py, common.called("broadcast"), || self.inner.broadcast_async(tensor, options))
+        self.start(py, common.called("broadcast"), |session| {
+            session.broadcast_async(tensor, options)
+        })
     }
 
     /// Starts an allgather. Several buffers form a group.
@@ -210,12 +223,12 @@ impl Session {
             options =
                 options.objects(parse("object operation", kind, ObjectKind::NAMES).or_raise(py)?);
         }
-        start_all(
+        self.start_all(
             py,
             common.called(object.unwrap_or("allgather")),
             &tensors,
-            |tensor| self.inner.allgather_async(tensor, options.clone()),
-            |all| self.inner.grouped_allgather_async(all, options.clone()),
+            |session, tensor| session.allgather_async(tensor, options.clone()),
+            |session, all| session.grouped_allgather_async(all, options.clone()),
         )
     }
 
@@ -241,7 +254,7 @@ impl Session {
         let common = Common::new(name, &process_set);
         let options = apply!(common, GatherOptions::to_rank(root));
         let tensor = tensor.memory.clone();
-        start(py, common.called("gather"), || self.inner.gather_async(tensor, options))
+        self.start(py, common.called("gather"), |session| session.gather_async(tensor, options))
     }
 
     /// Starts a scatter of the root's tensor.
@@ -285,7 +298,7 @@ impl Session {
             options = options.expecting(&dims);
         }
         let tensor = tensor.map(|tensor| tensor.memory.clone());
-        start(py, common.called("scatter"), || self.inner.scatter_async(tensor, options))
+        self.start(py, common.called("scatter"), |session| session.scatter_async(tensor, options))
     }
 
     /// Starts a reducescatter. Several buffers form a group.
@@ -319,12 +332,12 @@ impl Session {
         let op = parse("reduction", op, ReduceOp::NAMES).or_raise(py)?;
         let options = apply!(common, ReduceScatterOptions::default());
         let options = options.op(op).prescale(prescale).postscale(postscale);
-        start_all(
+        self.start_all(
             py,
             common.called("reducescatter"),
             &tensors,
-            |tensor| self.inner.reducescatter_async(tensor, options.clone()),
-            |all| self.inner.grouped_reducescatter_async(all, options.clone()),
+            |session, tensor| session.reducescatter_async(tensor, options.clone()),
+            |session, all| session.grouped_reducescatter_async(all, options.clone()),
         )
     }
 
@@ -354,7 +367,7 @@ impl Session {
             options = options.splits(&splits);
         }
         let tensor = tensor.memory.clone();
-        start(py, common.called("alltoall"), || self.inner.alltoall_async(tensor, options))
+        self.start(py, common.called("alltoall"), |session| session.alltoall_async(tensor, options))
     }
 
     /// Starts a message to a rank.
@@ -381,7 +394,7 @@ impl Session {
             options = options.process_set(&set.inner);
         }
         let tensor = tensor.memory.clone();
-        start(py, format!("send to {to}"), || self.inner.send_async(tensor, options))
+        self.start(py, format!("send to {to}"), |session| session.send_async(tensor, options))
     }
 
     /// Starts to receive a message from a rank.
@@ -421,13 +434,13 @@ impl Session {
         let called = format!("receive from {source}");
         if let Some(into) = into {
             let into = into.memory.clone();
-            return start(py, called, || self.inner.receive_into_async(into, options));
+            return self.start(py, called, |session| session.receive_into_async(into, options));
         }
         let Some(name) = dtype else {
             return Err(PythonError::invalid("receive needs `into` or `dtype`").raise(py));
         };
         let options = options.dtype(buffer::dtype(name).or_raise(py)?);
-        start(py, called, || self.inner.receive_async::<SharedBuffer>(options))
+        self.start(py, called, |session| session.receive_async::<SharedBuffer>(options))
     }
 
     /// Starts a barrier, which completes once every member has started it.
@@ -447,7 +460,7 @@ impl Session {
     ) -> PyResult<Handle> {
         let common = Common::new(name, &process_set);
         let options = apply!(common, BarrierOptions::default());
-        start(py, common.called("barrier"), || self.inner.barrier_with_async(options))
+        self.start(py, common.called("barrier"), |session| session.barrier_with_async(options))
     }
 
     /// Declares that this rank has no more data.
@@ -463,6 +476,6 @@ impl Session {
         if let Some(set) = &process_set {
             options = options.process_set(&set.inner);
         }
-        start(py, "join", || self.inner.join_async(options))
+        self.start(py, "join", |session| session.join_async(options))
     }
 }

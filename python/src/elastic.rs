@@ -85,7 +85,8 @@ impl Session {
     ///     GradwireError: The vote failed.
     #[pyo3(signature = (yes) -> "bool")]
     fn vote(&self, py: Python<'_>, yes: bool) -> PyResult<Py<PyAny>> {
-        let vote = py.detach(|| self.inner.vote_async(yes)).or_raise(py)?;
+        let session = self.here(py);
+        let vote = py.detach(|| session.vote_async(yes)).or_raise(py)?;
         Handle::new("vote", vote).wait(py, None, false)
     }
 

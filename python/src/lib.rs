@@ -8,11 +8,11 @@
 //!   allocated while Python or the daemon uses it;
 //! - errors are Python exceptions with the cause, the rank, the host and the tensor.
 //!
-//! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
-//! (waiting for them), `stuck` (finding out that nothing else goes on), `stacks` (what all threads
-//! do, for explanations of waits), `gate` (starting them later), `process_set`, `elastic` (from one
-//! epoch of the job to the next), `buffer`, `adoption` and `dlpack` (memory), `at_exit` (leaving
-//! with the exit code), `interruptible`, `error`.
+//! Map: `session` (being a rank), `collectives`, `options` and `call_site` (starting operations),
+//! `handle` (waiting for them), `stuck` (finding out that nothing else goes on), `stacks` (what all
+//! threads do, for explanations of waits), `gate` (starting them later), `process_set`, `pause`,
+//! `elastic` (from one epoch of the job to the next), `buffer`, `adoption` and `dlpack` (memory),
+//! `at_exit` (leaving with the exit code), `interruptible`, `error`.
 
 #![deny(unsafe_code)]
 
@@ -23,6 +23,7 @@ mod adoption;
 #[expect(unsafe_code, reason = "called by the C library")]
 mod at_exit;
 mod buffer;
+mod call_site;
 mod collectives;
 #[expect(unsafe_code, reason = "exports memory")]
 mod dlpack;
@@ -33,6 +34,7 @@ mod gate;
 mod handle;
 mod interruptible;
 mod options;
+mod pause;
 mod process_set;
 mod session;
 #[expect(unsafe_code, reason = "declares a function of the C library")]
@@ -50,7 +52,7 @@ mod native {
     #[pymodule_export]
     use crate::{
         adoption::Adoption, adoption::Preparation, buffer::Buffer, error::PythonFailure,
-        gate::Gate, handle::Handle, process_set::ProcessSet, session::Session,
+        gate::Gate, handle::Handle, pause::Pause, process_set::ProcessSet, session::Session,
     };
 
     /// Explains why this process may not be the only rank of a job: another starter, such as srun,

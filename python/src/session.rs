@@ -1,5 +1,7 @@
 //! This process as a rank of a job.
 
+use std::sync::Mutex;
+
 use gradwire_worker::CheckGradients;
 use pyo3::{
     prelude::*,
@@ -14,6 +16,7 @@ use crate::{
     gate::Gate,
     handle::Handle,
     interruptible,
+    pause::Pause,
     process_set::ProcessSet,
 };
 
@@ -88,6 +91,18 @@ impl Session {
     /// Records a training step in the metrics.
     fn mark_step(&self) {
         self.inner.mark_step();
+    }
+
+    /// Begins a time in which the program makes no training steps. A job that stands still
+    /// meanwhile is not reported.
+    ///
+    /// Args:
+    ///     what: What the program does, such as `evaluation`.
+    ///
+    /// Returns:
+    ///     The pause, which lasts until its `end` is called.
+    fn paused(&self, py: Python<'_>, what: &str) -> Pause {
+        Pause(Mutex::new(Some(py.detach(|| self.inner.paused(what)))))
     }
 
     /// Aborts the job: all other ranks receive the reason.
@@ -284,7 +299,8 @@ impl Session {
     /// Returns:
     ///     A handle whose result is the process set.
     fn add_process_set(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Handle> {
-        let handle = py.detach(|| self.inner.add_process_set_async(&ranks)).or_raise(py)?;
+        let session = self.here(py);
+        let handle = py.detach(|| session.add_process_set_async(&ranks)).or_raise(py)?;
         Ok(Handle::new("add_process_set", handle))
     }
 
@@ -304,12 +320,12 @@ impl Session {
         set: &ProcessSet,
         give_up: bool,
     ) -> PyResult<Handle> {
-        let set = set.inner.clone();
+        let (set, session) = (set.inner.clone(), self.here(py));
         let removed = py.detach(|| {
             if give_up {
-                self.inner.give_up_process_set_async(set)
+                session.give_up_process_set_async(set)
             } else {
-                self.inner.remove_process_set_async(set)
+                session.remove_process_set_async(set)
             }
         });
         Ok(Handle::new("remove_process_set", removed.or_raise(py)?))

@@ -110,8 +110,13 @@ fn threads() -> Vec<Thread> {
     let mut channel = CHANNEL.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(channel) = &mut *channel else { return Vec::new() };
     let text = channel.written().or_else(|| channel.forced()).unwrap_or_default();
+    parse(&text, channel.main, &channel.package, &folder())
+}
+
+/// The working directory with a slash, which paths are shown without.
+pub(crate) fn folder() -> String {
     let folder = std::env::current_dir().map(|folder| format!("{}/", folder.display()));
-    parse(&text, channel.main, &channel.package, &folder.unwrap_or_default())
+    folder.unwrap_or_default()
 }
 
 /// Asks the thread to show a report. Returns whether it has taken it.
@@ -215,18 +220,33 @@ fn parse(text: &str, main: u64, package: &str, folder: &str) -> Vec<Thread> {
 
 /// `File "dir/train.py", line 12 in step` as `train.py:12 in step`.
 fn shorten(frame: &str, package: &str, folder: &str) -> String {
-    let parts = frame.strip_prefix("File \"").and_then(|rest| {
+    let place = frame.strip_prefix("File \"").and_then(|rest| {
         let (path, rest) = rest.split_once("\", line ")?;
         let (line, function) = rest.split_once(" in ")?;
-        Some((path, line, function))
+        Some(Place { path, line, function })
     });
-    let Some((path, line, function)) = parts else { return frame.to_owned() };
-    let libraries = "site-packages/";
-    let path = match (path.strip_prefix(package), path.find(libraries)) {
-        (Some(rest), _) if !package.is_empty() => format!("gradwire{rest}"),
-        (_, Some(at)) => path[at..].to_owned(),
-        _ if folder.len() > 1 => path.strip_prefix(folder).unwrap_or(path).to_owned(),
-        _ => path.to_owned(),
-    };
-    format!("{path}:{line} in {function}")
+    place.map_or_else(|| frame.to_owned(), |place| place.shorten(package, folder))
+}
+
+/// A line of a Python program.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) line: &'a str,
+    pub(crate) function: &'a str,
+}
+
+impl Place<'_> {
+    /// `train.py:12 in step`, for this folder of the package and this working directory.
+    pub(crate) fn shorten(&self, package: &str, folder: &str) -> String {
+        let Self { path, line, function } = *self;
+        let libraries = "site-packages/";
+        let path = match (path.strip_prefix(package), path.find(libraries)) {
+            (Some(rest), _) if !package.is_empty() => format!("gradwire{rest}"),
+            (_, Some(at)) => path[at..].to_owned(),
+            _ if folder.len() > 1 => path.strip_prefix(folder).unwrap_or(path).to_owned(),
+            _ => path.to_owned(),
+        };
+        format!("{path}:{line} in {function}")
+    }
 }

@@ -48,6 +48,10 @@ def other_name() -> None:
     reduce("other")
 
 
+def other_shape() -> None:
+    gw.allreduce(np.ones(5, np.float32), name="step.2")
+
+
 def reduce(name: str) -> None:
     gw.allreduce(np.ones(4, np.float32), name=name)
 

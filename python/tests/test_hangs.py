@@ -107,12 +107,14 @@ def test_the_report_names_rank_and_place(way: str, hosts: str, tmp_path: Path, w
         assert rank["answered"] and rank["rank"] == 2, rank
         last = rank["last_operations"][0]
         assert (last["tensor"], last["outcome"]) == ("allreduce.step.1", "done"), rank
+        assert re.search(r"hanging.py:\d+ in reduce$", last["called_at"]), rank
         main = rank["threads"][0]
         assert main["name"] == "main thread", rank
         assert re.search(rf"hanging.py:\d+ in {function}$", main["frames"][0]), main
         # The same as text: the log of the coordinator, and the output of a rank that waits.
         text = until("a longer wait", lambda: (t := why()) and "has waited" in t and t)
-        for part in (state, rf"in {function}\n", "2 ranks in .*hanging.py"):
+        line = r"ranks 0-1 have submitted it at .*hanging.py:\d+ in reduce\n"
+        for part in (state, line, rf"in {function}\n", "2 ranks in .*hanging.py"):
             assert re.search(part, text), text
 
         def reported() -> bool:
@@ -145,6 +147,46 @@ def test_different_names_are_recognised(hosts: str, tmp_path: Path, why: Why) ->
             "rank 2 for 'allreduce.other', ranks 0-1 for 'allreduce.step.2'" in text
         ), text
         assert "ranks 0-1 are at 'allreduce.step.2'; rank 2 at 'allreduce.other'" in text, text
+
+
+@pytest.mark.parametrize("way", ["other_name", "other_shape"])
+def test_tables_show_the_lines_of_programs(way: str, tmp_path: Path) -> None:
+    with job(tmp_path, way, HOSTS["two nodes"]) as process:
+        assert process.wait(LIMIT) != 0
+    log = (tmp_path / "log").read_text()
+    if way == "other_name":
+        for name in ("step.2", "other"):
+            row = rf"allreduce 'allreduce.{name}' at .*hanging.py:\d+ in reduce"
+            assert re.search(row, log), log
+    else:
+        for row in (r"0-1 .*\[4\] .* in reduce", r"2 .*\[5\] .* in other_shape"):
+            assert re.search(rf"{row}\n", log), log
+        assert "called at" in log, log
+
+
+CALLS = Path(__file__).with_name("calling.py")
+
+
+@pytest.mark.parametrize(
+    "way", re.findall(r"def ((?:plain|in_|of_)\w*)\(", CALLS.read_text(encoding="utf-8"))
+)
+def test_the_line_of_a_call_is_known(way: str, tmp_path: Path, why: Why) -> None:
+    words = [LAUNCHER, "run", "-np", "2", "--", sys.executable, str(CALLS), way]
+    lines = CALLS.read_text(encoding="utf-8").split("\n")
+    function = "plain" if way == "in_a_thread" else way
+    begin = lines.index(f"def {function}() -> None:")
+    line = next(at for at in range(begin, len(lines)) if lines[at].endswith("# here")) + 1
+
+    wanted = re.compile(rf"calling.py:{line} in {function}$")
+
+    def is_called_there() -> bool:
+        text = why("--json")
+        ranks = json.loads(text)["ranks"] if text else []
+        last = ranks[0]["last_operations"] if ranks else []
+        return any(wanted.search(operation["called_at"] or "") for operation in last)
+
+    with running(words, tmp_path / "log", XDG_RUNTIME_DIR=str(tmp_path / "run")):
+        until(f"an operation at {wanted.pattern}", is_called_there)
 
 
 @pytest.mark.parametrize("hosts", HOSTS)

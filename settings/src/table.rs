@@ -274,6 +274,20 @@ sections! {
         /// file there to measure again.
         directory: String = "tuning.directory", Kind::Text, "", "";
     }
+    /// What happens to a job that stands still as a whole. Its steps are those of optimizers and of
+    /// mark_step(). Nothing happens before the second step, and while a rank is paused.
+    Watchdog {
+        /// If no rank makes a step for this many times the median of the last steps, what all ranks
+        /// do is reported, and again each time that the time has doubled; 0: never.
+        factor: u32 = "watchdog.factor", Kind::Number { min: 0, max: 1_000_000 }, "20", "steps";
+        /// A shorter time without a step is never reported.
+        min: Duration =
+            "watchdog.min_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "60000", "ms";
+        /// A time without a step that has been reported and is longer than this ends the job; 0:
+        /// none does.
+        abort: Duration =
+            "watchdog.abort_ms", Kind::Number { min: 0, max: 24 * HOUR_MS }, "0", "ms";
+    }
     /// How a silent node is noticed.
     Heartbeat {
         /// The time between two heartbeats.
@@ -388,6 +402,8 @@ settings! {
     probe: Probe;
     /// Correction of the cost model by measured times.
     tuning: Tuning;
+    /// A job that stands still.
+    watchdog: Watchdog;
     /// How a silent node is noticed.
     heartbeat: Heartbeat;
     /// This node.

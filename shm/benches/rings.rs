@@ -12,7 +12,7 @@ use std::{
 use criterion::{Criterion, criterion_group, criterion_main};
 use gradwire_proto::{DType, ReduceOp, Request, Shape, TensorName};
 use gradwire_shm::control::{
-    Completion, CompletionWriter, DaemonControl, Doorbell, Origin, Place, Submission,
+    CallSite, Completion, CompletionWriter, DaemonControl, Doorbell, Origin, Place, Submission,
     SubmissionReader, WorkerControl,
 };
 use rustix::{
@@ -36,6 +36,7 @@ fn submission() -> Submission {
         outputs: vec![place],
         origin: Origin::Plain,
         copied: false,
+        site: CallSite::default(),
     }
 }
 

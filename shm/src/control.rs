@@ -1,7 +1,7 @@
 //! The control page: a worker submits operations and the daemon answers, without a system call
 //! unless one side sleeps.
 //!
-//! # Layout, version 8
+//! # Layout, version 9
 //!
 //! One sealed memfd, little endian. Words of different writers are 128 bytes apart, because
 //! processors fetch cache lines of 64 bytes in pairs.
@@ -41,9 +41,9 @@
 //!                                has filled it, before it asks for the first record
 //! ```
 //!
-//! A submission is a record of 8-byte words, at most [`MAX_RECORD_WORDS`] of them: 176 for the
-//! longest name and one tensor of the most dimensions, and [`Request::MAX_EXTRA_WORDS`] for lists
-//! and the further tensors of a group.
+//! A submission is a record of 8-byte words, at most [`MAX_RECORD_WORDS`] of them: 208 for the
+//! longest name, the longest call site and one tensor of the most dimensions, and
+//! [`Request::MAX_EXTRA_WORDS`] for lists and the further tensors of a group.
 //!
 //! ```text
 //!  word 0      how many words, this one included
@@ -51,8 +51,8 @@
 //!  word 2      process set u32, priority i32
 //!  word 3      collective u8, reduce operation u8, origin u8, 0 u8, root u32
 //!  word 4, 5   prescale f64, postscale f64
-//!  word 6      bytes of the name u32, entries of the list u32
-//!  word 7      tensors u32, at least 1; 0 u32
+//!  word 6      bytes of the name u16, of the text of the call site u16, entries of the list u32
+//!  word 7      tensors u32, at least 1; number of the call site u32, 0 if it is not known
 //!  then        entries of the list u64 each
 //!  then        for each tensor:
 //!              element type u8, dimensions u8, 0 u48
@@ -61,6 +61,7 @@
 //!              offset of the output u64
 //!              dimensions u64 each, outermost first
 //!  then        the name, padded with zeros
+//!  then        the text of the call site, padded with zeros; empty if the daemon knows it
 //! ```
 //!
 //! The number of unanswered tickets is limited (BOUND); each side has the limit as a setting. Ranks
@@ -90,7 +91,9 @@ pub use activity::{Activity, Blocked, Progress};
 pub use daemon::{CompletionWriter, DaemonControl, Heartbeats, SubmissionReader};
 pub use error::{ControlError, LAYOUT_VERSION, RingError, SubmitError};
 pub use page::{COMPLETIONS, CONTROL_BYTES, SUBMISSION_RING_BYTES};
-pub use submission::{Completion, Doorbell, Origin, Place, Submission};
+pub use submission::{
+    CallSite, Completion, Doorbell, MAX_CALL_SITE_BYTES, MAX_CALL_SITES, Origin, Place, Submission,
+};
 pub use trace::RankTrace;
 pub use worker::WorkerControl;
 

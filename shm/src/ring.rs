@@ -25,7 +25,7 @@ use crate::backing::{Backing, Cell, Flag, Signal};
 
 /// The longest record, in words: a 1024-byte name, a tensor of 32 dimensions, and the longest lists
 /// and groups fit.
-pub const MAX_RECORD_WORDS: usize = 176 + Request::MAX_EXTRA_WORDS;
+pub const MAX_RECORD_WORDS: usize = 208 + Request::MAX_EXTRA_WORDS;
 
 /// Words of one completion, the ticket first.
 pub const COMPLETION_WORDS: usize = 3;

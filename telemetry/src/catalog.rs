@@ -285,6 +285,8 @@ metrics! {
         queued_tensors: Gauge = "gradwire_coordinator_queued_tensors", Count, [];
         /// Tensors that have waited for longer than negotiation.stall_warning_ms.
         stalled_tensors: Gauge = "gradwire_coordinator_stalled_tensors", Count, [];
+        /// Reports that the job stands still as a whole (watchdog.factor).
+        standstills: Counter = "gradwire_coordinator_standstills_total", Count, [];
         /// Operations that have started and are not complete on all nodes.
         operations_in_flight: Gauge = "gradwire_coordinator_operations_in_flight", Count, [];
         /// Operations that the coordinator has ordered. Repeated small ones inside a node are not.

@@ -29,7 +29,9 @@ use gradwire_proto::{
     pb::{self, daemon_message::Message as Reply, worker_message::Message as ToDaemon},
 };
 use gradwire_shm::{
-    control::{CONTROL_BYTES, Completion, Doorbell, Origin, Place, Submission, WorkerControl},
+    control::{
+        CONTROL_BYTES, CallSite, Completion, Doorbell, Origin, Place, Submission, WorkerControl,
+    },
     handover,
     segment::{HugePages, Segment},
 };
@@ -213,6 +215,7 @@ pub fn submission(ticket: u64, name: &str, request: Request) -> Submission {
         outputs: places,
         origin: Origin::Plain,
         copied: false,
+        site: CallSite::default(),
     }
 }
 

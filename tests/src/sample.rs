@@ -13,6 +13,7 @@ pub fn status(uptime_ms: u64) -> StatusResponse {
         step_seconds: 0.05,
         exposed,
         since_step_seconds: 0.01,
+        paused: false,
     };
     let peer = |node, sent, received| PeerReport {
         node,

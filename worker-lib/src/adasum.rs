@@ -70,12 +70,14 @@ impl Session {
     /// # Errors
     /// As for [`Session::allreduce`], the same on all ranks; also for other element types, or if a
     /// rank has joined.
+    #[track_caller]
     pub fn adasum<P: Payload>(&self, tensor: &mut P, options: AdasumOptions) -> Result<()> {
         let parts = self.adasum_parts(tensor.memory(), options)?;
         self.run_parts(&parts, |session| session.combine(&parts, tensor.memory()))
     }
 
     /// Starts [`Session::adasum`] without waiting for it.
+    #[track_caller]
     pub fn adasum_async<P: Payload>(&self, tensor: P, options: AdasumOptions) -> Result<Handle<P>> {
         let parts = self.adasum_parts(tensor.memory(), options)?;
         let own = parts.clone();
@@ -85,6 +87,7 @@ impl Session {
         })
     }
 
+    #[track_caller]
     fn adasum_parts(&self, memory: &Memory, options: AdasumOptions) -> Result<Parts> {
         let dtype = memory.dtype();
         if !matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64) {

@@ -24,6 +24,7 @@ use gradwire_proto::{DType, Expected, Part, ProcessSetId, Request, Shape, Tensor
 use gradwire_shm::control::{Origin, Submission};
 
 use crate::{
+    call_site::CallSite,
     epoch::Membership,
     error::{GradwireError, Result},
     handle::{Handle, NotStarted, Start},
@@ -62,6 +63,7 @@ pub(crate) struct Call {
     pub(crate) priority: i32,
     pub(crate) origin: Origin,
     pub(crate) request: Request,
+    site: CallSite,
 }
 
 /// Where an operation's results go.
@@ -214,13 +216,16 @@ impl Membership {
 }
 
 impl Session {
-    /// A call for `request`, with the process set, name and priority from `common`.
+    /// A call for `request`, with the process set, name and priority from `common`, from the line
+    /// that calls this.
+    #[track_caller]
     pub(crate) fn call(&self, common: Common, request: Request) -> Result<Call> {
         let Common { name, priority, process_set, origin, kind } = common;
+        let site = self.site();
         let membership = self.membership();
         let set = membership.sets.lock().of_member(process_set.as_ref())?;
         let kind = kind.unwrap_or(request.collective.name());
-        Ok(Call { membership, set, name, kind, way: None, priority, origin, request })
+        Ok(Call { membership, set, name, kind, way: None, priority, origin, request, site })
     }
 
     /// Starts an operation on these inputs, one for each tensor or none.
@@ -236,7 +241,7 @@ impl Session {
     }
 
     fn start_checked(&self, call: Call, inputs: &[&Memory], into: &Target<'_>) -> Result<Started> {
-        let Call { membership, set, name, kind, way, priority, origin, request } = call;
+        let Call { membership, set, name, kind, way, priority, origin, request, site } = call;
         // Before memory is allocated: nothing has started if this fails.
         request.validate()?;
         let given = if let Target::Given(given) = into { Some(*given) } else { None };
@@ -304,6 +309,7 @@ impl Session {
             copied: inputs.iter().filter(|memory| memory.take_copied()).count() > 0,
             inputs: from,
             outputs: to,
+            site: membership.shared.learned.describe(site),
         };
         let movable = !matches!(into, Target::InPlace);
         let submitted = self.submit(&membership.shared, submission, memory, movable, inspection);

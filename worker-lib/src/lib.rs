@@ -151,6 +151,7 @@ mod adasum;
 mod adopted;
 mod background;
 mod builder;
+mod call_site;
 mod collectives;
 mod elastic;
 mod element;
@@ -176,6 +177,7 @@ pub mod optimizer;
 mod options;
 mod outcome;
 mod panics;
+mod pause;
 mod process_set;
 #[expect(unsafe_code, reason = "moves the memory of tensors to another daemon")]
 mod rejoin;
@@ -200,6 +202,7 @@ pub mod witness;
 
 pub use adopted::{Adoption, Preparation};
 pub use builder::SessionBuilder;
+pub use call_site::CallSite;
 pub use collectives::Gathered;
 pub use elastic::{Change, Rejoined};
 pub use element::{Bool, Element};
@@ -225,6 +228,7 @@ pub use options::{
     BroadcastOptions, GatherOptions, JoinOptions, ObjectKind, ReceiveOptions, ReduceOptions,
     ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
 };
+pub use pause::Paused;
 pub use process_set::ProcessSet;
 pub use session::Session;
 pub use sparse::{Number, SparseReduced, SparseRows};

@@ -123,6 +123,7 @@ impl Session {
     /// # Errors
     /// As for [`Session::broadcast`]. Every rank fails if the root's object is too large or can't
     /// be serialized. A rank fails if it asks for another type and so can't read the object.
+    #[track_caller]
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(
         &self,
         object: Option<&T>,
@@ -134,6 +135,7 @@ impl Session {
     }
 
     /// Starts [`Session::broadcast_object`] without waiting for it.
+    #[track_caller]
     pub fn broadcast_object_async<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         object: Option<&T>,
@@ -150,6 +152,7 @@ impl Session {
     /// # Errors
     /// As for [`Session::allgather`]. Every rank fails if an object is too large or can't be
     /// serialized, and the failure names its rank. A rank fails if it can't read an object as `T`.
+    #[track_caller]
     pub fn allgather_object<T: Serialize + DeserializeOwned>(
         &self,
         object: &T,
@@ -160,6 +163,7 @@ impl Session {
     }
 
     /// Starts [`Session::allgather_object`] without waiting for it.
+    #[track_caller]
     pub fn allgather_object_async<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         object: &T,
@@ -170,6 +174,7 @@ impl Session {
         self.spawn_parts(parts, move |session| session.gather_objects(&own, &packed))
     }
 
+    #[track_caller]
     fn pack_broadcast<T: Serialize>(
         &self,
         object: Option<&T>,
@@ -221,6 +226,7 @@ impl Session {
         object.map_err(|failure| parts.named(failure).into())
     }
 
+    #[track_caller]
     fn pack_gather<T: Serialize>(
         &self,
         object: &T,

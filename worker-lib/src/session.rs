@@ -17,6 +17,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::{
     background::Background,
+    call_site::CallSite,
     elastic::Elastic,
     element::Element,
     epoch::Membership,
@@ -26,6 +27,7 @@ use crate::{
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     panics,
+    pause::Pauses,
     process_set::ProcessSet,
     shared::{Shared, gives_up},
     sizes,
@@ -45,6 +47,8 @@ pub struct Session {
     gate: Option<Arc<Bar>>,
     /// How long a blocking call of this clone may take.
     limit: Option<Duration>,
+    /// Where the program calls this clone, if the caller is not the program.
+    site: Option<CallSite>,
 }
 
 struct Inner {
@@ -53,6 +57,7 @@ struct Inner {
     elastic: Option<Elastic>,
     past: Mutex<Past>,
     counts: Arc<Counts>,
+    pauses: Mutex<Pauses>,
     arena: Arena,
     job: JobId,
     /// The process that owns the threads and the connection.
@@ -94,10 +99,20 @@ impl Session {
         limits: Limits,
     ) -> Self {
         let current = RwLock::new(Arc::new(membership));
-        let (past, background) = (Mutex::default(), Background::default());
-        let inner =
-            Inner { current, elastic, past, counts, arena, job, process, limits, background };
-        Self { inner: Arc::new(inner), pinned: None, gate: None, limit: None }
+        let (past, pauses, background) = Default::default();
+        let inner = Inner {
+            current,
+            elastic,
+            past,
+            counts,
+            pauses,
+            arena,
+            job,
+            process,
+            limits,
+            background,
+        };
+        Self { inner: Arc::new(inner), pinned: None, gate: None, limit: None, site: None }
     }
 
     /// The same rank in the epoch of the moment, for a call of several steps that must agree.
@@ -114,6 +129,7 @@ impl Session {
     pub(crate) fn replace_membership(&self, next: Arc<Membership>) {
         let old = mem::replace(&mut *self.inner.current.write(), next);
         drop(old); // without the lock
+        self.tell_pause_again();
     }
 
     /// What leads to the next epoch; `None` if the job is not elastic.
@@ -124,6 +140,11 @@ impl Session {
     /// What this rank remembers from earlier epochs.
     pub(crate) fn past(&self) -> MutexGuard<'_, Past> {
         self.inner.past.lock()
+    }
+
+    /// The pauses of the program.
+    pub(crate) fn pauses(&self) -> MutexGuard<'_, Pauses> {
+        self.inner.pauses.lock()
     }
 
     /// What this session counts over all epochs.
@@ -159,6 +180,22 @@ impl Session {
     #[must_use]
     pub fn within(&self, limit: Duration) -> Self {
         Self { limit: Some(limit), ..self.clone() }
+    }
+
+    /// The same rank, for calls that come from this line of the program. For language bindings, and
+    /// for libraries whose callers matter more than their own lines.
+    #[must_use]
+    pub fn called_at(&self, site: CallSite) -> Self {
+        Self { site: Some(site), ..self.clone() }
+    }
+
+    /// The line of the program that makes this call.
+    #[track_caller]
+    pub(crate) fn site(&self) -> CallSite {
+        match self.site {
+            Some(site) => site,
+            None => CallSite::here(),
+        }
     }
 
     /// When a blocking call that begins now must have ended.

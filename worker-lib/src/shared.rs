@@ -36,6 +36,7 @@ use gradwire_trace::Kind;
 use parking_lot::Mutex;
 
 use crate::{
+    call_site::{CallSite, Learned},
     elastic::Change,
     error::{GradwireError, Result},
     inspection::Inspection,
@@ -87,6 +88,8 @@ pub(crate) struct Shared {
     /// The last error that the program received: the likely reason if the program ends.
     last_error: Mutex<Option<LastError>>,
     pub(crate) segments: Segments,
+    /// The call sites that the daemon knows.
+    pub(crate) learned: Learned,
     pub(crate) wakers: Wakers,
     /// Whether the threads for the daemon's messages still run.
     pub(crate) watched: AtomicBool,
@@ -148,6 +151,7 @@ impl Shared {
             giving_up: OnceLock::new(),
             last_error: Mutex::new(None),
             segments: Segments::default(),
+            learned: Learned::default(),
             wakers: Wakers::default(),
             watched: AtomicBool::new(true),
             counts,
@@ -305,10 +309,15 @@ impl Shared {
         self.collect();
         let Submission { process_set, name, request, .. } = &submission;
         let key = (ProcessSetId(*process_set), name.clone());
-        let opened = self.tickets.lock().open(key, request, movable, memory);
+        let mut tickets = self.tickets.lock();
+        let opened = tickets.open(key, request, movable, memory);
+        if let Ok(ticket) = opened {
+            tickets.called_at(ticket, CallSite::of(&submission));
+        }
+        drop(tickets);
         submission.ticket = opened.map_err(|refused| match refused {
-            NoTicket::InFlight { number, request: first } => {
-                GradwireError::Invalid(tickets::twice(name, number, &first, request))
+            NoTicket::InFlight { number, request: first, site } => {
+                GradwireError::Invalid(tickets::twice(name, number, &first, site, request))
             }
             // The end is visible once the memory is taken back.
             NoTicket::Closed => self.error_of(self.end.wait()),
@@ -343,6 +352,7 @@ impl Shared {
             self.inspect(inspection, submission.name.as_str())?;
         }
         self.push(submission)?;
+        self.learned.sent(&submission.site);
         let bytes = submission.request.bytes();
         self.counts.operations.fetch_add(1, Relaxed);
         self.counts.bytes.fetch_add(bytes, Relaxed);
@@ -494,9 +504,12 @@ impl Shared {
         let mut tickets = self.tickets.lock();
         for &ticket in failed {
             let mut failure = failure.clone();
-            // One failure may concern many operations.
-            if let Some(name) = tickets.name(ticket).filter(|_| failure.tensor.is_empty()) {
-                failure.tensor = name.as_str().to_owned();
+            if let Some((name, site)) = tickets.facts(ticket) {
+                // One failure may concern many operations.
+                if failure.tensor.is_empty() {
+                    failure.tensor = name.as_str().to_owned();
+                }
+                failure.site = site.text();
             }
             freed.extend(tickets.end(ticket, Err(failure)));
         }

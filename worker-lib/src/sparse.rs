@@ -104,6 +104,7 @@ impl Session {
     /// # Errors
     /// As for [`Session::allreduce`]; also if the number of values does not match the indices. If
     /// an index is out of range, all ranks fail, with the index, the rows and the rank.
+    #[track_caller]
     pub fn sparse_allreduce<T: Number>(
         &self,
         rows: &SparseRows<T>,
@@ -114,6 +115,7 @@ impl Session {
     }
 
     /// Starts [`Session::sparse_allreduce`] without waiting for it.
+    #[track_caller]
     pub fn sparse_allreduce_async<T: Number>(
         &self,
         rows: SparseRows<T>,
@@ -124,6 +126,7 @@ impl Session {
         self.spawn_parts(parts, move |session| session.add_rows(&own, op, &rows))
     }
 
+    #[track_caller]
     fn sparse_parts<T: Number>(
         &self,
         rows: &SparseRows<T>,

@@ -11,6 +11,7 @@ use gradwire_proto::{Failure, FailureKind, ProcessSetId, TensorName};
 use gradwire_shm::control::Origin;
 
 use crate::{
+    call_site::CallSite,
     epoch::Membership,
     error::{GradwireError, Result},
     handle::Handle,
@@ -155,6 +156,8 @@ pub(crate) struct Parts {
     place: Arc<Place>,
     pub(crate) set: Arc<Members>,
     common: Common,
+    /// Where the program has called the whole operation.
+    site: CallSite,
 }
 
 impl Parts {
@@ -163,9 +166,10 @@ impl Parts {
         &self.place.key.1
     }
 
-    /// The same rank in the epoch of all parts.
+    /// The same rank in the epoch of all parts, for calls that come from where the whole operation
+    /// was called.
     pub(crate) fn session(&self, rank: &Session) -> Session {
-        rank.pinned_to(self.membership.clone())
+        rank.pinned_to(self.membership.clone()).called_at(self.site)
     }
 
     /// The options of a part.
@@ -215,12 +219,14 @@ impl Parts {
 impl Session {
     /// Begins an operation of several parts. Without a name it is named by its number, such as
     /// `kind.#1`.
+    #[track_caller]
     pub(crate) fn parts(
         &self,
         common: Common,
         kind: &'static str,
         origin: Origin,
     ) -> Result<Parts> {
+        let site = self.site();
         self.check_process()?;
         let membership = self.membership();
         let Membership { shared, sets, .. } = &*membership;
@@ -230,7 +236,7 @@ impl Session {
         let place = Place::take(&membership, &set, name, kind, self.limits().any_thread);
         let place = Arc::new(shared.noted(place)?);
         let common = Common { name: None, priority, process_set, origin, kind: None };
-        Ok(Parts { membership, place, set, common })
+        Ok(Parts { membership, place, set, common, site })
     }
 
     /// Runs parts in the caller's thread.

@@ -12,7 +12,7 @@ use std::collections::{HashMap, hash_map};
 
 use gradwire_proto::{Collective, Failure, ProcessSetId, Request, TensorName};
 
-use crate::naming::MESSAGES;
+use crate::{call_site::CallSite, naming::MESSAGES};
 
 /// An operation that has succeeded.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub(crate) type Key = (ProcessSetId, TensorName);
 struct Entry<K, R> {
     key: Key,
     request: Request,
+    /// Where the program has called it.
+    site: CallSite,
     /// Whether its results may go to other memory, and the daemon has not asked for it yet.
     movable: bool,
     /// `None` while in flight.
@@ -76,11 +78,19 @@ pub(crate) enum NoTicket {
         number: u64,
         /// Its request.
         request: Request,
+        /// Where the program has called it.
+        site: CallSite,
     },
 }
 
 /// The text about a name that is already in flight.
-pub(crate) fn twice(name: &TensorName, number: u64, first: &Request, second: &Request) -> String {
+pub(crate) fn twice(
+    name: &TensorName,
+    number: u64,
+    first: &Request,
+    site: CallSite,
+    second: &Request,
+) -> String {
     if second.collective == Collective::SendReceive {
         // The program does not choose the names of messages.
         return format!(
@@ -88,10 +98,11 @@ pub(crate) fn twice(name: &TensorName, number: u64, first: &Request, second: &Re
              have more with one tag; wait for some of them first"
         );
     }
+    let place = site.text().map_or_else(String::new, |text| format!(" at {text}"));
     format!(
-        "tensor '{name}' is already in flight on this rank: {} was submitted as operation {number} \
-         and has not ended, and now {} has the same name; wait for the first one, or use \
-         different names",
+        "tensor '{name}' is already in flight on this rank: {} was submitted as operation \
+         {number}{place} and has not ended, and now {} has the same name; wait for the first one, \
+         or use different names",
         described(first),
         described(second),
     )
@@ -132,9 +143,11 @@ impl<K, R> Tickets<K, R> {
             hash_map::Entry::Vacant(vacant) => vacant,
             hash_map::Entry::Occupied(first) => {
                 let number = *first.get();
-                let first = self.entries.get(&number).map(|entry| &entry.request);
+                let first = self.entries.get(&number);
+                let (first, site) = first.map(|entry| (&entry.request, entry.site)).unzip();
                 let request = first.unwrap_or(request).clone();
-                return Err(NoTicket::InFlight { number, request });
+                let site = site.unwrap_or_default();
+                return Err(NoTicket::InFlight { number, request, site });
             }
         };
         let ticket = self.next;
@@ -143,6 +156,7 @@ impl<K, R> Tickets<K, R> {
         let entry = Entry {
             key,
             request: request.clone(),
+            site: CallSite::UNKNOWN,
             movable,
             outcome: None,
             abandoned: false,
@@ -152,6 +166,13 @@ impl<K, R> Tickets<K, R> {
         };
         self.entries.insert(ticket, entry);
         Ok(ticket)
+    }
+
+    /// Notes where the program has called an operation.
+    pub(crate) fn called_at(&mut self, ticket: u64, site: CallSite) {
+        if let Some(entry) = self.entries.get_mut(&ticket) {
+            entry.site = site;
+        }
     }
 
     /// Notes whether an operation waits behind a gate.
@@ -244,9 +265,9 @@ impl<K, R> Tickets<K, R> {
         self.entries.remove(&ticket)?.outcome
     }
 
-    /// The name of an operation.
-    pub(crate) fn name(&self, ticket: u64) -> Option<&TensorName> {
-        self.entries.get(&ticket).map(|entry| &entry.key.1)
+    /// The name of an operation, and where the program has called it.
+    pub(crate) fn facts(&self, ticket: u64) -> Option<(&TensorName, CallSite)> {
+        self.entries.get(&ticket).map(|entry| (&entry.key.1, entry.site))
     }
 
     /// Whether an operation has ended; also true for an unknown ticket.
@@ -333,8 +354,10 @@ mod tests {
     fn a_name_is_in_flight_once_in_each_process_set() {
         let mut tickets = Tickets::<(), ()>::default();
         let first = tickets.open(key("a"), &request(), false, ()).unwrap();
+        let site = CallSite::new("train.py:3 in step");
+        tickets.called_at(first, site);
         let again = tickets.open(key("a"), &Request::barrier(), false, ());
-        assert_eq!(again, Err(NoTicket::InFlight { number: first, request: request() }));
+        assert_eq!(again, Err(NoTicket::InFlight { number: first, request: request(), site }));
         let elsewhere = (ProcessSetId(3), TensorName::new("a").unwrap());
         assert!(tickets.open(elsewhere, &request(), false, ()).is_ok());
         tickets.withdraw(first);

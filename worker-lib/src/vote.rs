@@ -29,11 +29,13 @@ impl Session {
     /// # Errors
     /// As for [`Session::allreduce`]; also if another vote of this rank has not ended, or has
     /// failed in this epoch.
+    #[track_caller]
     pub fn vote(&self, yes: bool) -> Result<bool> {
         self.vote_async(yes)?.wait()
     }
 
     /// Starts [`Session::vote`] without waiting for it.
+    #[track_caller]
     pub fn vote_async(&self, yes: bool) -> Result<Handle<bool>> {
         self.check_process()?;
         let session = self.pinned();
@@ -53,6 +55,7 @@ impl Session {
         })
     }
 
+    #[track_caller]
     fn start_vote(&self, yes: bool, vote: VoteId) -> Result<Handle<bool>> {
         let own = self.tensor(&[u8::from(yes)], &[1])?;
         let AllreduceOptions { common, reduction } =

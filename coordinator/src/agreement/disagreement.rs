@@ -10,7 +10,9 @@
 //! It shows what must be equal on all ranks ([`Request::common`]). A cell with a leading `*`
 //! differs from what most ranks requested. In a shape, `*` marks a first dimension that may differ,
 //! and `-` a shape that only one rank knows. For a group, it shows the first tensor in which the
-//! ranks differ. Columns that are equal on all ranks are left out.
+//! ranks differ. Columns that are equal on all ranks are left out. The last column, which is not
+//! compared, shows the lines of the programs, as far as they are known: a node that announces a
+//! tensor by its id does not repeat them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,12 +48,17 @@ const MAX_RANKS: usize = 160;
 
 type Cells = [String; 10];
 
+/// The call sites of the ranks that have requested the same.
+type Sites<'a> = BTreeMap<Cells, BTreeSet<&'a str>>;
+
 /// What one or more ranks requested, and how many times.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) ranks: Vec<Rank>,
     pub(crate) request: Request,
     pub(crate) times: u32,
+    /// Where the programs have called it, as far as it is known.
+    pub(crate) sites: Vec<String>,
 }
 
 fn shape(request: &Request, shape: &Shape) -> String {
@@ -165,8 +172,14 @@ fn hint(differing: &[usize]) -> &'static str {
 pub(crate) fn disagreement(tensor: &str, answers: &[Answer]) -> Failure {
     let part = differing_part(answers);
     let mut groups: BTreeMap<Cells, Vec<Rank>> = BTreeMap::new();
+    let mut sites = Sites::new();
     for answer in answers {
-        groups.entry(cells(answer, part)).or_default().extend(&answer.ranks);
+        let cells = cells(answer, part);
+        if !answer.sites.is_empty() {
+            let all = sites.entry(cells.clone()).or_default();
+            all.extend(answer.sites.iter().map(String::as_str));
+        }
+        groups.entry(cells).or_default().extend(&answer.ranks);
     }
     let mut rows: Vec<(Vec<Rank>, Cells)> = groups
         .into_iter()
@@ -186,7 +199,7 @@ pub(crate) fn disagreement(tensor: &str, answers: &[Answer]) -> Failure {
         .collect();
 
     let mut lines = vec![head(&rows, &differing, part, differing_dimension(answers, part))];
-    lines.extend(table(&rows, &usual, &differing));
+    lines.extend(table(&rows, &usual, &differing, &sites));
     Failure::new(FailureKind::Disagreement, lines.join("\n")).hint(hint(&differing)).tensor(tensor)
 }
 
@@ -233,7 +246,22 @@ fn first_difference(rows: &[(Vec<Rank>, Cells)], column: usize) -> usize {
     others.min().unwrap_or(0)
 }
 
-fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String], differing: &[usize]) -> Vec<String> {
+/// The cell with the lines of the programs.
+fn called_at(sites: &Sites<'_>, cells: &Cells) -> String {
+    let mut all = sites.get(cells).into_iter().flatten();
+    match (all.next(), all.count()) {
+        (None, _) => "-".to_owned(),
+        (Some(first), 0) => (*first).to_owned(),
+        (Some(first), more) => format!("{first} and {}", text::count(more, "other place")),
+    }
+}
+
+fn table(
+    rows: &[(Vec<Rank>, Cells)],
+    usual: &[String],
+    differing: &[usize],
+    sites: &Sites<'_>,
+) -> Vec<String> {
     // If requests differ in something that has no column, all columns are shown.
     let all: Vec<usize> = (0..COLUMNS.len()).collect();
     let shown = if differing.is_empty() { &all[..] } else { differing };
@@ -242,6 +270,8 @@ fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String], differing: &[usize]) -> 
         (0..COLUMNS.len()).map(|column| first_difference(rows, column)).collect();
     let mut grid: Vec<Vec<String>> =
         vec![std::iter::once("ranks".to_owned()).chain(heads).collect()];
+    let has_sites = !sites.is_empty();
+    grid[0].extend(has_sites.then(|| "called at".to_owned()));
     for (ranks, cells) in rows.iter().take(MAX_ROWS) {
         let ranks = text::excerpt(&Rank::list(ranks.iter().copied()), MAX_RANKS);
         let marked = shown.iter().map(|&column| {
@@ -252,9 +282,10 @@ fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String], differing: &[usize]) -> 
             };
             format!("{mark}{}", text::excerpt_around(cell, at, MAX_CHARACTERS))
         });
-        grid.push(std::iter::once(ranks).chain(marked).collect());
+        let site = has_sites.then(|| called_at(sites, cells));
+        grid.push(std::iter::once(ranks).chain(marked).chain(site).collect());
     }
-    let widths: Vec<usize> = (0..=shown.len())
+    let widths: Vec<usize> = (0..grid[0].len())
         .map(|column| grid.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();
     let mut lines: Vec<String> = grid

@@ -91,7 +91,7 @@ impl Evicted {
             let priority = entry.registered.priority;
             let submitted = |ranks: Vec<Rank>| {
                 let request = asked_by_id(agreed, set, ranks[0]).into_owned();
-                Submitted { ranks, request, priority, duplicate: false }
+                Submitted { ranks, request, priority, duplicate: false, sites: Vec::new() }
             };
             let ranks = answers_by_id(agreed.request(), set, node).into_owned();
             announcement.submitted = if agreed.request().has_free_rows() {

@@ -48,9 +48,14 @@ pub(super) fn settle(tensor: &Tensor, set: &ProcessSet) -> Result<Consent, Failu
 
 /// Every rank's request, and how many times it submitted the tensor.
 fn answers(tensor: &Tensor, set: &ProcessSet) -> Vec<Answer> {
-    let mut rows: Vec<(Rank, Request, u32)> = Vec::new();
+    let mut rows: Vec<(Rank, Request, u32, &[String])> = Vec::new();
+    let mut sites: BTreeMap<Rank, &[String]> = BTreeMap::new();
+    for (_, submitted) in &tensor.requests {
+        sites.extend(submitted.ranks.iter().map(|rank| (*rank, &submitted.sites[..])));
+    }
     for (rank, request) in tensor.answers(set) {
-        rows.push((rank, request.into_owned(), 1));
+        let sites = sites.get(&rank).copied().unwrap_or_default();
+        rows.push((rank, request.into_owned(), 1, sites));
     }
     let at: BTreeMap<Rank, usize> = (0..).zip(&rows).map(|(at, row)| (row.0, at)).collect();
     for (_, submitted) in tensor.requests.iter().filter(|(_, s)| s.duplicate) {
@@ -60,11 +65,16 @@ fn answers(tensor: &Tensor, set: &ProcessSet) -> Vec<Answer> {
         for &rank in &submitted.ranks {
             match rows.iter_mut().find(|row| row.0 == rank && row.1 == submitted.request) {
                 Some(row) => row.2 = 2,
-                None => rows.push((rank, submitted.request.clone(), 2)),
+                None => rows.push((rank, submitted.request.clone(), 2, &submitted.sites)),
             }
         }
     }
-    let answer = |(rank, request, times)| Answer { ranks: vec![rank], request, times };
+    let answer = |(rank, request, times, sites): (_, _, _, &[String])| Answer {
+        ranks: vec![rank],
+        request,
+        times,
+        sites: sites.to_vec(),
+    };
     rows.into_iter().map(answer).collect()
 }
 

@@ -79,9 +79,9 @@ impl Deadlock {
     /// The failure that shows what each rank waits for.
     pub(crate) fn failure(&self) -> Failure {
         let ranks = self.words.values().flat_map(|word| &word.ranks);
-        let mut rows: BTreeMap<(ProcessSetId, &str, &str, u32), Vec<Rank>> = BTreeMap::new();
-        for StuckRank { rank, set, name, call, in_flight } in ranks {
-            rows.entry((*set, name, call, *in_flight)).or_default().push(*rank);
+        let mut rows: BTreeMap<(ProcessSetId, &str, &str, u32, &str), Vec<Rank>> = BTreeMap::new();
+        for StuckRank { rank, set, name, call, in_flight, site } in ranks {
+            rows.entry((*set, name, call, *in_flight, site)).or_default().push(*rank);
         }
         let mut rows: Vec<_> = rows.into_iter().map(|(waits, ranks)| (ranks, waits)).collect();
         rows.sort();
@@ -97,7 +97,7 @@ impl Deadlock {
         let names: Vec<String> = names.take(MAX_ROWS).collect();
         let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
         let mut lines = vec![head.to_owned()];
-        for (name, (_, (set, tensor, call, in_flight))) in names.iter().zip(&rows) {
+        for (name, (_, (set, tensor, call, in_flight, site))) in names.iter().zip(&rows) {
             let place = match *set {
                 ProcessSetId::GLOBAL => String::new(),
                 set => format!(" in process set {set}"),
@@ -106,7 +106,8 @@ impl Deadlock {
                 0 => String::new(),
                 more => format!(", with {more} more in flight"),
             };
-            lines.push(format!("  {name:<width$}  {call} '{tensor}'{place}{more}"));
+            let line = if site.is_empty() { String::new() } else { format!(" at {site}") };
+            lines.push(format!("  {name:<width$}  {call} '{tensor}'{place}{line}{more}"));
         }
         if let Some(more) = rows.len().checked_sub(MAX_ROWS).filter(|more| *more > 0) {
             lines.push(format!("  and {more} more"));

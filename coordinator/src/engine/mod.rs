@@ -98,6 +98,8 @@ impl Engine {
                 self.membership.reported(connection, failure, now, &mut out);
             }
             Event::Cancel { why } => self.membership.cancel(why, &mut out),
+            Event::Paused => self.stall.pause(now),
+            Event::StandsStill { what } => self.stands_still(what, now, &mut out),
             Event::Recalled(learned) => self.dispatch.remember(&learned),
             Event::Suspended { time } => self.membership.suspended(time, now, &mut out),
             Event::Tick => self.tick(now, &mut out),
@@ -268,6 +270,16 @@ impl Engine {
             .host(host)
             .tensor(first);
         self.membership.fail(failure, now, out);
+    }
+
+    /// Ends the job because it stands still.
+    fn stands_still(&mut self, what: String, now: Duration, out: &mut Output) {
+        if self.phase() == Phase::Running {
+            let hint = "see what the ranks do; in an evaluation or a checkpoint, say paused(), or \
+                        raise watchdog.abort_ms";
+            let failure = Failure::new(FailureKind::Timeout, what).hint(hint);
+            self.membership.fail(failure, now, out);
+        }
     }
 
     fn tick(&mut self, now: Duration, out: &mut Output) {

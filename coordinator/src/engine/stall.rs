@@ -32,6 +32,8 @@ pub(crate) struct Stall {
     shutdown: Duration,
     last: Duration,
     next: Option<Duration>,
+    /// When a rank was paused, last: a pause does not count for the wait that ends the job.
+    paused: Duration,
     /// How many tensors were stalled at the last check.
     pub(crate) stalled: usize,
 }
@@ -39,7 +41,13 @@ pub(crate) struct Stall {
 impl Stall {
     /// `limit` must not be zero.
     pub(crate) fn new(limit: Duration, shutdown: Duration) -> Self {
-        Self { limit, shutdown, last: Duration::ZERO, next: None, stalled: 0 }
+        let (last, paused) = Default::default();
+        Self { limit, shutdown, last, next: None, paused, stalled: 0 }
+    }
+
+    /// Some rank is paused.
+    pub(crate) fn pause(&mut self, now: Duration) {
+        self.paused = now;
     }
 
     /// Schedules a check after one limit, if none is scheduled.
@@ -85,7 +93,8 @@ impl Stall {
         }
         let (slot, since, _) = agreement.table.pending().min_by_key(|(_, since, _)| *since)?;
         let waited = now.saturating_sub(since);
-        let (set, name, missing) = agreement.missing(slot).filter(|_| waited >= self.shutdown)?;
+        let counts = waited.min(now.saturating_sub(self.paused));
+        let (set, name, missing) = agreement.missing(slot).filter(|_| counts >= self.shutdown)?;
         let place = match set {
             ProcessSetId::GLOBAL => String::new(),
             set => format!(" in process set {set}"),

@@ -24,6 +24,8 @@ pub struct Submitted {
     pub priority: Priority,
     /// Whether this is a second submission, before the first one was done.
     pub duplicate: bool,
+    /// Where the programs of the ranks have called it, as far as it is known.
+    pub sites: Vec<String>,
 }
 
 /// The last of a node's ranks to submit a tensor.
@@ -63,6 +65,8 @@ pub struct StuckRank {
     pub call: String,
     /// How many of its operations have not ended, this one included.
     pub in_flight: u32,
+    /// Where the program has called the operation; empty if it is not known.
+    pub site: String,
 }
 
 /// An event. Every event of a connection also shows that its node is alive.
@@ -173,6 +177,13 @@ pub enum Event {
     },
     /// The times of earlier jobs on this cluster.
     Recalled(Memory),
+    /// Some rank is paused: time up to now does not count for waits. Repeated while it is so.
+    Paused,
+    /// The job must end because it stands still.
+    StandsStill {
+        /// What its ranks do, for the failure's text.
+        what: String,
+    },
     /// The user ends the job.
     Cancel {
         /// The reason, for the failure's text.
@@ -200,6 +211,8 @@ impl Event {
             | Self::Tick
             | Self::Suspended { .. }
             | Self::Recalled(_)
+            | Self::Paused
+            | Self::StandsStill { .. }
             | Self::Cancel { .. } => None,
         }
     }

@@ -50,6 +50,7 @@ impl Runtime {
 
     /// Sends heartbeats to some nodes, which also tell them whether to record a trace.
     pub(super) fn beat(&mut self, trace: bool, to: impl Fn(ConnectionId) -> bool) {
+        let paused = self.is_paused;
         let begun = self.nodes.values().any(|node| node.peer.newest.lock().begun);
         for (connection, node) in &mut self.nodes {
             // Too many waiting messages also show that the coordinator is alive.
@@ -65,6 +66,7 @@ impl Runtime {
                 echo_ns: echo.map_or(0, |echo| echo.sent_ns),
                 held_ns: echo.map_or(0, |echo| nanoseconds(echo.received.elapsed())),
                 received: node.received.tell(),
+                paused,
             });
             node.peer.outbox.send(convert::message(beat));
         }

@@ -130,6 +130,7 @@ impl Node {
                     request,
                     priority: Priority(0),
                     duplicate: false,
+                    sites: Vec::new(),
                 }],
                 latest: None,
             });
@@ -188,6 +189,7 @@ impl Node {
                         request: request.clone(),
                         priority: Priority(*priority),
                         duplicate: false,
+                        sites: Vec::new(),
                     })
                     .collect(),
                 latest: None,

@@ -148,7 +148,8 @@ fn shape(dims: &str) -> Parsed<Shape> {
 }
 
 /// `[ranks=R] [collective] [dtype] [shape] [op] [root=R] [from=R] [to=R] [list=N,N] [pre=F]
-/// [post=F] [prio=P] [dup] [+ [dtype] [shape]]…`; a request that daemons can't send is an error.
+/// [post=F] [prio=P] [at=LINE] [dup] [+ [dtype] [shape]]…`; a request that
+/// daemons can't send is an error.
 fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
     let mut request = Request::allreduce(DType::F32, Shape::default(), ReduceOp::Sum);
     let mut submitted = Submitted {
@@ -156,6 +157,7 @@ fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
         request: request.clone(),
         priority: Priority(0),
         duplicate: false,
+        sites: Vec::new(),
     };
     for word in text.split_whitespace() {
         let part = request.more.last_mut();
@@ -190,6 +192,7 @@ fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
                 }
                 ("pre", value) => request.prescale = number(value)?,
                 ("post", value) => request.postscale = number(value)?,
+                ("at", line) => submitted.sites.push(line.to_owned()),
                 ("prio", value) => submitted.priority = Priority(number(value)?),
                 (key, _) => return Err(format!("unknown field {key} of a request")),
             }
@@ -225,7 +228,14 @@ fn stuck(connection: ConnectionId, text: &str) -> Parsed<Event> {
         let (set, tensor) = tensor(name)?;
         let TensorRef::Name(name) = tensor else { return Err("expected a name".to_owned()) };
         let (name, call) = (name.to_string(), "allreduce".to_owned());
-        Ok(StuckRank { rank: Rank(number(rank)?), set, name, call, in_flight: 1 })
+        Ok(StuckRank {
+            rank: Rank(number(rank)?),
+            set,
+            name,
+            call,
+            in_flight: 1,
+            site: String::new(),
+        })
     };
     let ranks = pairs(waits).map(rank).collect::<Parsed<_>>()?;
     Ok(Event::Stuck { connection, last: number(last)?, ranks })
@@ -251,6 +261,10 @@ impl Scenario {
             }
             "suspended" => return Ok(self.step(Event::Suspended { time: time(rest)? })),
             "tick" => return Ok(self.step(Event::Tick)),
+            "paused" => return Ok(self.step(Event::Paused)),
+            "standstill" => {
+                return Ok(self.step(Event::StandsStill { what: rest.to_owned() }));
+            }
             "cancel" => return Ok(self.step(Event::Cancel { why: rest.to_owned() })),
             _ => {}
         }

@@ -273,6 +273,7 @@ pub(crate) fn by_name(name: &str, ranks: &[u32], elements: u64) -> pb::Announcem
             request: Some(pb::Request::from(&request)),
             priority: 0,
             duplicate: false,
+            sites: Vec::new(),
         }],
         latest: None,
     }

@@ -78,6 +78,7 @@ mod tests {
             request: request.clone(),
             priority: 0,
             duplicate: false,
+            sites: Vec::new(),
         };
         let key = TensorKey { set: ProcessSetId::GLOBAL, name: TensorName::new("w").unwrap() };
         let variants = ranks_of(slots).zip(requests).map(variant).collect();

@@ -13,7 +13,7 @@ use prost::Message as _;
 
 use super::node::Node;
 use crate::{
-    model::job::Outgoing,
+    model::{job::Outgoing, milliseconds},
     workers::{
         observations::{ANSWER, Threads},
         process_state::{self, Used},
@@ -131,7 +131,12 @@ fn state(observed: &Observed, threads: Option<Threads>, now: Instant) -> pb::Ran
         }
     }
     match &observed.seen {
-        Seen::Attached(worker) => (state.recent, state.submitted) = worker.recent.look(now),
+        Seen::Attached(worker) => {
+            (state.recent, state.submitted) = worker.recent.look(now);
+            if let Some((what, time)) = worker.pause.look(now) {
+                (state.paused, state.paused_ms) = (what, milliseconds(time));
+            }
+        }
         // A process that has ended before it joined matters more than that it is absent.
         Seen::Coming(_) if state.doing() == pb::Doing::Gone => {}
         Seen::Coming(_) => state.set_doing(pb::Doing::Absent),

@@ -23,6 +23,8 @@ pub(crate) struct Liveness {
     heartbeats: Mutex<Heartbeats>,
     /// Whether a rank of the job has attached, as far as it is known here.
     begun: AtomicBool,
+    /// When some rank of the job was paused, last, as far as it is known here.
+    paused: Mutex<Option<Instant>>,
     /// Whether the stream has broken, and there is not another one yet.
     is_away: AtomicBool,
     /// The stream has been silent for too long: it may have broken without a sign of that.
@@ -49,6 +51,7 @@ impl Liveness {
             clock: Clock::new(),
             heartbeats: Mutex::default(),
             begun: AtomicBool::new(false),
+            paused: Mutex::default(),
             is_away: AtomicBool::new(false),
             is_distrusted: AtomicBool::new(false),
             distrust: Notify::new(),
@@ -121,6 +124,7 @@ impl Liveness {
             trace: false,
             begun: self.has_begun(),
             received: 0,
+            paused: false,
         }
     }
 
@@ -128,7 +132,10 @@ impl Liveness {
     /// round trip and the best estimate of the offset of the clocks.
     pub(super) fn heartbeat_received(&self, heartbeat: &Heartbeat) -> Option<(Duration, Measured)> {
         let (now, arrived_ns) = (Instant::now(), self.clock.now_ns());
-        let Heartbeat { sent_ns: answered_ns, echo_ns, held_ns, begun, .. } = *heartbeat;
+        let Heartbeat { sent_ns: answered_ns, echo_ns, held_ns, begun, paused, .. } = *heartbeat;
+        if paused {
+            self.pause(now);
+        }
         if begun {
             self.begin();
         }
@@ -142,6 +149,16 @@ impl Liveness {
         let best = heartbeats.estimate.add(measured, now);
         heartbeats.ahead = Some(best);
         Some((measured.round_trip, best))
+    }
+
+    /// Some rank of the job is paused.
+    pub(crate) fn pause(&self, now: Instant) {
+        *self.paused.lock() = Some(now);
+    }
+
+    /// For how long no rank of the job has been paused; `None` if none ever was.
+    pub(crate) fn unpaused(&self, now: Instant) -> Option<Duration> {
+        self.paused.lock().map(|last| now.saturating_duration_since(last))
     }
 
     /// The coordinator has answered a datagram.

@@ -241,9 +241,16 @@ impl Node {
         }
     }
 
-    /// Ends the job if a tensor has waited much too long for ranks of this node (WAIT).
+    /// Ends the job if a tensor has waited much too long for ranks of this node (WAIT). The time in
+    /// which a rank was paused does not count.
     pub(crate) fn end_stall(&self, now: Instant) {
         let limit = self.config.stall_shutdown;
+        if self.workers.all().iter().any(|worker| worker.pause.is_on()) {
+            self.liveness.pause(now);
+        }
+        if self.liveness.unpaused(now).is_some_and(|unpaused| unpaused < limit) {
+            return;
+        }
         let longest = self.queue().filter(|_| !limit.is_zero()).and_then(|q| q.longest_wait(now));
         let Some(Stalled { missing, waited, name }) = longest.filter(|it| it.waited >= limit)
         else {

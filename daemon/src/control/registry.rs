@@ -131,6 +131,12 @@ impl Registry {
             request: Some((&v.request).into()),
             priority: v.priority,
             duplicate: v.duplicate,
+            sites: v
+                .sites
+                .iter()
+                .map(ToString::to_string)
+                .filter(|site| !site.is_empty())
+                .collect(),
         });
         pb::Announcement {
             process_set: key.set.0,

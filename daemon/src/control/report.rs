@@ -67,9 +67,16 @@ impl Reporter {
             pieces_in_flight: metrics::pieces_in_flight(),
             queued_tensors: number(running.queue.len()),
             stalled_tensors: number(stalled),
+            paused_ranks: paused(workers.iter().map(|it| (it.local_rank, it.pause.is_on()))),
             ..rates(&before, counts)
         })
     }
+}
+
+/// A bit for each of the first ranks that is paused.
+fn paused(ranks: impl Iterator<Item = (u32, bool)>) -> u32 {
+    let first = ranks.filter(|(local, is_on)| *is_on && *local < u32::BITS);
+    first.fold(0, |bits, (local, _)| bits | 1 << local)
 }
 
 fn number(count: usize) -> u32 {

@@ -52,13 +52,14 @@ fn all_stuck(node: &Node) -> Option<Vec<pb::StuckRank>> {
 fn stuck(node: &Node, worker: &Worker) -> Option<pb::StuckRank> {
     let (ticket, in_flight) = worker.activity.stuck()?;
     let (queued, awaited) = node.queue()?.submissions_of(worker.local_rank, ticket);
-    let (key, call) = awaited.filter(|_| queued == in_flight as usize)?;
+    let (key, call, site) = awaited.filter(|_| queued == in_flight as usize)?;
     Some(pb::StuckRank {
         rank: worker.rank.0,
         process_set: key.set.0,
         name: key.name.to_string(),
         call: call.to_string(),
         in_flight,
+        site: if site.is_empty() { worker.recent.site(ticket) } else { site }.to_string(),
     })
 }
 

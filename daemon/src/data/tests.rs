@@ -284,6 +284,7 @@ impl Job {
                 inputs: vec![buffer.span()],
                 outputs: vec![buffer.span()],
                 allocated: OnceLock::new(),
+                site: Arc::default(),
             });
             let tensor = QueuedTensor::new(key.clone(), parts.collect(), Rank(first));
             tensors.push(Arc::new(tensor));

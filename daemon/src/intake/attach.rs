@@ -50,7 +50,9 @@ use crate::{
     model::{job::Phase, memory::WorkerMemory, world::World},
     workers::{
         activity::RankActivity,
+        call_sites::CallSites,
         outbox::Outbox,
+        pause::Pause,
         process_state::descends_from,
         recent::Recent,
         slots::{ClaimError, Slot},
@@ -289,6 +291,8 @@ impl Session {
             completions,
             activity: RankActivity::new(rank, activity),
             recent: Recent::default(),
+            sites: CallSites::default(),
+            pause: Pause::default(),
             trace,
             outbox: Outbox::new(self.stream.try_clone().map_err(no_descriptor)?),
         });
@@ -358,6 +362,9 @@ impl Session {
                 }
                 Ok(Some((Request::Observed(observed), _))) => {
                     self.node.observations.answered(worker.local_rank, observed);
+                }
+                Ok(Some((Request::Paused(pb::Paused { what }), _))) => {
+                    worker.pause.set(&what, Instant::now());
                 }
                 Ok(Some((Request::Detach(_), _))) => {
                     if let Some(why) = self.node.needed_for(worker.local_rank) {

@@ -2,6 +2,8 @@
 //! queue. A submission that a correct library never sends ends the job. A mistake of the program
 //! only fails that submission.
 
+use std::sync::{Arc, OnceLock};
+
 use gradwire_proto::{
     Collective, Failure, FailureKind, ProcessSetId, Rank, Request, Shape, TensorName,
     clock::nanoseconds, pb,
@@ -40,7 +42,8 @@ pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Resu
     metrics::submission(submission.request.collective, submission.origin);
     let set = ProcessSetId(submission.process_set);
     let (ticket, name) = (submission.ticket, submission.name.clone());
-    worker.recent.submitted(ticket, name.clone(), submission.request.collective);
+    let site = worker.sites.text(&submission.site);
+    worker.recent.submitted(ticket, name.clone(), submission.request.collective, site.clone());
     if node.recorder.is_on() {
         let event = Event::new(Kind::Read, time::now_ns(), ticket);
         let name = node.tracer.names().number(name.as_str());
@@ -49,7 +52,7 @@ pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Resu
     let taken = if submission.request.collective == Collective::Join {
         join(node, queue, worker, &submission)
     } else {
-        check(queue, worker, set, submission)
+        check(queue, worker, set, submission, site)
             .map(|local| queue.submit(TensorKey { set, name: name.clone() }, local))
     };
     match taken {
@@ -128,6 +131,7 @@ fn check(
     worker: &Worker,
     set: ProcessSetId,
     submission: Submission,
+    site: Arc<str>,
 ) -> Result<LocalTensor, Refused> {
     let Submission { ticket, name, request, priority, inputs, outputs, copied, .. } = submission;
     let members = queue.admit(set, worker.local_rank).map_err(|refusal| {
@@ -150,8 +154,8 @@ fn check(
     let outputs =
         places("output", &outputs, &|part| bytes(&request, part, expected[part].shape.as_ref()))?;
     let local_rank = worker.local_rank;
-    let allocated = std::sync::OnceLock::new();
-    Ok(LocalTensor { local_rank, ticket, request, priority, inputs, outputs, allocated })
+    let allocated = OnceLock::new();
+    Ok(LocalTensor { local_rank, ticket, request, priority, inputs, outputs, allocated, site })
 }
 
 /// Finds mistakes that can be seen without the requests of other ranks.

@@ -30,6 +30,20 @@ pub(crate) struct Variant {
     pub(crate) request: Request,
     pub(crate) priority: i32,
     pub(crate) duplicate: bool,
+    /// Where their programs have called it, as far as it is known: at most [`MAX_SITES`].
+    pub(crate) sites: Vec<Arc<str>>,
+}
+
+/// The most call sites of a variant (BOUND): programs call the same operation in one place.
+const MAX_SITES: usize = 3;
+
+impl Variant {
+    /// Notes where the program of one of its ranks has called it.
+    pub(crate) fn add_site(&mut self, site: &Arc<str>) {
+        if !site.is_empty() && self.sites.len() < MAX_SITES && !self.sites.contains(site) {
+            self.sites.push(site.clone());
+        }
+    }
 }
 
 /// The announcement of a tensor to the coordinator.
@@ -86,6 +100,8 @@ pub(crate) struct LocalTensor {
     pub(crate) outputs: Vec<Span>,
     /// The memory for results of other shapes.
     pub(crate) allocated: OnceLock<Vec<Span>>,
+    /// Where the program has called it; empty if it is not known.
+    pub(crate) site: Arc<str>,
 }
 
 impl LocalTensor {

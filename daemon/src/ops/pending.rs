@@ -182,6 +182,7 @@ mod tests {
                 inputs: vec![Span::empty()],
                 outputs: vec![Span::empty()],
                 allocated: OnceLock::new(),
+                site: Arc::default(),
             };
             let name = TensorName::new(&format!("t{ticket}")).unwrap();
             let key = TensorKey { set: ProcessSetId::GLOBAL, name };

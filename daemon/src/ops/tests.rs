@@ -152,6 +152,7 @@ impl TestNode {
             inputs: taker.inputs.iter().map(Bytes::span).collect(),
             outputs: taker.outputs.iter().map(Bytes::span).collect(),
             allocated: OnceLock::new(),
+            site: Arc::default(),
         };
         self.builder.queue.submit(key(), local);
     }

@@ -220,6 +220,7 @@ impl TensorQueue {
                 request: local.request,
                 priority: local.priority,
                 duplicate: true,
+                sites: vec![local.site],
             };
             let all_there = state.joined.is_empty();
             let variants = vec![variant];
@@ -265,7 +266,8 @@ impl TensorQueue {
         }
         let Some(state) = sets.join(set, answer) else { return Ok(Vec::new()) };
         let ranks = vec![self.rank(answer.local_rank)];
-        let join = Variant { ranks, request, priority, duplicate: false };
+        let sites = Vec::new();
+        let join = Variant { ranks, request, priority, duplicate: false, sites };
         // The join goes first: it completes the tensors that are announced after it.
         let mut announced = vec![Announced {
             key: join_of(set),
@@ -334,12 +336,14 @@ impl TensorQueue {
                 Some(variant) => {
                     variant.ranks.push(rank);
                     variant.priority = variant.priority.max(local.priority);
+                    variant.add_site(&local.site);
                 }
                 None => variants.push(Variant {
                     ranks: vec![rank],
                     request: local.request.clone(),
                     priority: local.priority,
                     duplicate,
+                    sites: vec![local.site.clone()],
                 }),
             }
         }
@@ -387,18 +391,21 @@ impl TensorQueue {
         names
     }
 
-    /// How many submissions of a local rank are here, and what the one with this ticket asks for.
+    /// How many submissions of a local rank are here, and what the one with this ticket asks for,
+    /// where.
     pub(crate) fn submissions_of(
         &self,
         local_rank: u32,
         ticket: u64,
-    ) -> (usize, Option<(TensorKey, Collective)>) {
+    ) -> (usize, Option<(TensorKey, Collective, Arc<str>)>) {
         let (mut count, mut found) = (0, None);
         let wanted = Ticket { local_rank, ticket };
         let joins = self.sets.read().joins_of(local_rank);
         for (set, join) in joins {
             count += 1;
-            found = found.or_else(|| (join == ticket).then(|| (join_of(set), Collective::Join)));
+            let is_it = join == ticket;
+            found =
+                found.or_else(|| is_it.then(|| (join_of(set), Collective::Join, Arc::default())));
         }
         for item in &self.entries {
             let first = item.submitted().first().or(item.later.first());
@@ -407,7 +414,10 @@ impl TensorQueue {
             for own in own.filter(|own| own.local_rank == local_rank) {
                 count += 1;
                 if let (true, Some(local)) = (own == wanted, first) {
-                    found = Some((item.key().clone(), local.request.collective));
+                    let mut all = item.submitted().iter().chain(&item.later);
+                    let own = all.find(|it| it.answer() == wanted);
+                    let site = own.map(|it| it.site.clone()).unwrap_or_default();
+                    found = Some((item.key().clone(), local.request.collective, site));
                 }
             }
         }

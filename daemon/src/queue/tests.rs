@@ -25,6 +25,7 @@ fn with(local_rank: u32, request: Request) -> LocalTensor {
         request,
         priority: 0,
         allocated: std::sync::OnceLock::new(),
+        site: format!("train.py:{local_rank}").into(),
     }
 }
 

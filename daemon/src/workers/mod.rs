@@ -2,6 +2,8 @@
 //!
 //! - `outbox`: messages to a worker over its socket
 //! - `recent`: the last operations of a rank
+//! - `pause`: what its program does instead of steps
+//! - `call_sites`: the lines of the program that it submits operations from
 //! - `observations`: what the workers say about their threads
 //! - `process_ends`: how the workers' processes end, as the launcher's agent reports it
 //! - `process_state`: what the system knows about a process
@@ -10,8 +12,10 @@
 //! - `slots`: all of them, by local rank
 
 pub(crate) mod activity;
+pub(crate) mod call_sites;
 pub(crate) mod observations;
 pub(crate) mod outbox;
+pub(crate) mod pause;
 pub(crate) mod process_ends;
 pub(crate) mod process_state;
 pub(crate) mod recent;

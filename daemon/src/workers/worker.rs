@@ -13,7 +13,9 @@ use rustix::process::Signal;
 
 use super::{
     activity::RankActivity,
+    call_sites::CallSites,
     outbox::{Outbox, OutboxError},
+    pause::Pause,
     process_state::has_program,
     recent::Recent,
 };
@@ -29,6 +31,8 @@ pub(crate) struct Worker {
     pub(crate) completions: CompletionWriter,
     pub(crate) activity: RankActivity,
     pub(crate) recent: Recent,
+    pub(crate) sites: CallSites,
+    pub(crate) pause: Pause,
     pub(crate) trace: RankTrace,
     pub(crate) outbox: Outbox,
 }

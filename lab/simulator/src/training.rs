@@ -219,6 +219,7 @@ impl Training {
                     request: tensor.request.clone(),
                     priority: tensor.priority,
                     duplicate: false,
+                    sites: Vec::new(),
                 };
                 let set = ProcessSetId::GLOBAL;
                 match tensor.id {

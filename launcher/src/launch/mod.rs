@@ -165,6 +165,7 @@ pub async fn run(
         report: REPORT_TIMEOUT,
     };
     let (id, size, hosts) = (plan.job.clone(), plan.size(), plan.nodes.len());
+    let secret = plan.secret.clone();
     let words = shown(&plan.program, &plan.args);
     let mut run_file = None;
     let mut job = Job::new(plan, limits);
@@ -238,7 +239,7 @@ pub async fn run(
                         serving.send_replace(Some((epoch, coordinator)));
                     }
                     let at = (ranks, daemons.len());
-                    let running = RunningJob::new(id.as_str(), coordinator, at, &words);
+                    let running = RunningJob::new(id.as_str(), &secret, coordinator, at, &words);
                     let written = running.and_then(|running| match &run_file {
                         Some(file) => RunFile::update(file, &running),
                         None => RunFile::create(&running).map(|file| run_file = Some(file)),

@@ -534,7 +534,33 @@ pub mod inspect_client {
             req.extensions_mut().insert(GrpcMethod::new("gradwire.v1.Inspect", "Trace"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Why the job waits: asks all daemons and ranks what they do. Answers within two seconds.
+        /// Random bytes over which the next call proves the job's secret.
+        pub async fn challenge(
+            &mut self,
+            request: impl tonic::IntoRequest<::gradwire_proto::pb::ChallengeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<::gradwire_proto::pb::ViewerChallenge>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/gradwire.v1.Inspect/Challenge",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("gradwire.v1.Inspect", "Challenge"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Why the job waits: asks all daemons and ranks what they do. Answers within two seconds. Only
+        /// for viewers that prove the job's secret.
         pub async fn explain(
             &mut self,
             request: impl tonic::IntoRequest<::gradwire_proto::pb::ExplainRequest>,
@@ -611,7 +637,16 @@ pub mod inspect_server {
             &self,
             request: tonic::Request<::gradwire_proto::pb::TraceRequest>,
         ) -> std::result::Result<tonic::Response<Self::TraceStream>, tonic::Status>;
-        /// Why the job waits: asks all daemons and ranks what they do. Answers within two seconds.
+        /// Random bytes over which the next call proves the job's secret.
+        async fn challenge(
+            &self,
+            request: tonic::Request<::gradwire_proto::pb::ChallengeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<::gradwire_proto::pb::ViewerChallenge>,
+            tonic::Status,
+        >;
+        /// Why the job waits: asks all daemons and ranks what they do. Answers within two seconds. Only
+        /// for viewers that prove the job's secret.
         async fn explain(
             &self,
             request: tonic::Request<::gradwire_proto::pb::ExplainRequest>,
@@ -831,6 +866,53 @@ pub mod inspect_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/gradwire.v1.Inspect/Challenge" => {
+                    #[allow(non_camel_case_types)]
+                    struct ChallengeSvc<T: Inspect>(pub Arc<T>);
+                    impl<
+                        T: Inspect,
+                    > tonic::server::UnaryService<::gradwire_proto::pb::ChallengeRequest>
+                    for ChallengeSvc<T> {
+                        type Response = ::gradwire_proto::pb::ViewerChallenge;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                ::gradwire_proto::pb::ChallengeRequest,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Inspect>::challenge(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ChallengeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -5,7 +5,7 @@ use gradwire_proto::WireError;
 use crate::{ring::Nonsense, segment::SegmentError};
 
 /// The version of the layout. Two sides with different versions cannot share a page.
-pub const LAYOUT_VERSION: u32 = 8;
+pub const LAYOUT_VERSION: u32 = 9;
 
 /// Why a submission was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +70,16 @@ pub enum RingError {
         list: u32,
         /// Bytes of the name.
         name: u32,
+    },
+    /// The call site has an impossible number or text.
+    #[error("submission {ticket} has a call site with number {number} and {bytes} bytes of text")]
+    CallSite {
+        /// The submission's ticket.
+        ticket: u64,
+        /// The number.
+        number: u32,
+        /// Bytes of the text.
+        bytes: usize,
     },
     /// The name is not text.
     #[error("the name of submission {ticket} is not valid UTF-8 from byte {valid} on")]

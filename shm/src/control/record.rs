@@ -1,13 +1,15 @@
 //! Encodes a submission as words, and decodes it. Decoding checks everything that the worker wrote
 //! (TRUST).
 
+use std::sync::Arc;
+
 use gradwire_proto::{
     Collective, DType, Part, Rank, ReduceOp, Request, Shape, TensorName, WireError,
 };
 
 use super::{
     error::RingError,
-    submission::{Origin, Place, Submission},
+    submission::{CallSite, MAX_CALL_SITE_BYTES, MAX_CALL_SITES, Origin, Place, Submission},
 };
 use crate::ring::MAX_RECORD_WORDS;
 
@@ -19,11 +21,16 @@ const TENSOR: usize = 4;
 
 const NAME_WORDS: usize = TensorName::MAX_BYTES.div_ceil(8);
 
+const SITE_WORDS: usize = MAX_CALL_SITE_BYTES.div_ceil(8);
+
 // `Request::validate` counts 5 words for each further tensor besides its dimensions. So every
-// request that it accepts fits, even with the longest name.
+// request that it accepts fits, even with the longest name and the longest
+// call site.
 const _: () = assert!(
-    1 + FIXED + TENSOR + Shape::MAX_DIMS + Request::MAX_EXTRA_WORDS + NAME_WORDS
+    1 + FIXED + TENSOR + Shape::MAX_DIMS + Request::MAX_EXTRA_WORDS + NAME_WORDS + SITE_WORDS
         <= MAX_RECORD_WORDS
+        && TensorName::MAX_BYTES <= u16::MAX as usize
+        && MAX_CALL_SITE_BYTES <= u16::MAX as usize
         && TENSOR <= 5
 );
 
@@ -33,6 +40,18 @@ fn pair(low: u32, high: u32) -> u64 {
 
 fn unpair(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
+}
+
+fn halves(low: usize, high: usize) -> u32 {
+    low as u32 & 0xffff | (high as u32) << 16
+}
+
+fn text(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks(8).map(|bytes| {
+        let mut padded = [0; 8];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(padded)
+    })
 }
 
 /// The record of a submission, without its length. There must be a place for each tensor.
@@ -47,8 +66,9 @@ pub(super) fn encode(submission: &Submission) -> Vec<u64> {
         outputs,
         origin,
         copied,
+        site,
     } = submission;
-    let name = name.as_str().as_bytes();
+    let (name, site_text) = (name.as_str().as_bytes(), site.text.as_bytes());
     let kinds =
         [request.collective as u8, request.reduce_op as u8, *origin as u8, u8::from(*copied)];
     let mut record = Vec::with_capacity(64);
@@ -58,8 +78,8 @@ pub(super) fn encode(submission: &Submission) -> Vec<u64> {
         pair(u32::from_le_bytes(kinds), request.root.0),
         request.prescale.to_bits(),
         request.postscale.to_bits(),
-        pair(name.len() as u32, request.list.len() as u32),
-        request.parts() as u64,
+        pair(halves(name.len(), site_text.len()), request.list.len() as u32),
+        pair(request.parts() as u32, site.number),
     ]);
     record.extend(&request.list);
     for (part, (input, output)) in inputs.iter().zip(outputs).enumerate() {
@@ -72,11 +92,7 @@ pub(super) fn encode(submission: &Submission) -> Vec<u64> {
         ]);
         record.extend(dims);
     }
-    record.extend(name.chunks(8).map(|bytes| {
-        let mut padded = [0; 8];
-        padded[..bytes.len()].copy_from_slice(bytes);
-        u64::from_le_bytes(padded)
-    }));
+    record.extend(text(name).chain(text(site_text)));
     record
 }
 
@@ -97,8 +113,9 @@ pub(super) fn decode(record: &[u64]) -> Result<Submission, RingError> {
     let (process_set, priority) = unpair(set);
     let (kinds, root) = unpair(kinds);
     let [collective, reduce_op, origin, copied] = kinds.to_le_bytes();
-    let (name, list) = unpair(sizes);
-    let tensors = tensors as u32;
+    let (texts, list) = unpair(sizes);
+    let (name, site_bytes) = (texts & 0xffff, (texts >> 16) as usize);
+    let (tensors, site) = unpair(tensors);
     let size = || RingError::Size { words, tensors, list, name };
     let bad = |source: WireError| RingError::Request { ticket, source };
     let unknown = |field, number: u8| bad(WireError::Unknown { field, number: i32::from(number) });
@@ -122,8 +139,12 @@ pub(super) fn decode(record: &[u64]) -> Result<Submission, RingError> {
         inputs.push(Place { segment: input_segment, offset: input });
         outputs.push(Place { segment: output_segment, offset: output });
     }
-    if parts.is_empty() || rest.len() != name.div_ceil(8) as usize {
+    let name_words = take(&mut rest, name.div_ceil(8) as usize).ok_or_else(size)?;
+    if parts.is_empty() || rest.len() != site_bytes.div_ceil(8) {
         return Err(size());
+    }
+    if site >= MAX_CALL_SITES || site_bytes > MAX_CALL_SITE_BYTES {
+        return Err(RingError::CallSite { ticket, number: site, bytes: site_bytes });
     }
     let Part { dtype, shape } = parts.remove(0);
     let request = Request {
@@ -141,10 +162,14 @@ pub(super) fn decode(record: &[u64]) -> Result<Submission, RingError> {
     };
     request.validate().map_err(bad)?;
 
-    let mut text: Vec<u8> = rest.iter().flat_map(|word| word.to_le_bytes()).collect();
-    text.truncate(name as usize); // at most as many as the words hold, checked above
-    let text =
-        str::from_utf8(&text).map_err(|e| RingError::Name { ticket, valid: e.valid_up_to() })?;
+    let name_bytes = bytes(name_words, name as usize);
+    let text = str::from_utf8(&name_bytes)
+        .map_err(|e| RingError::Name { ticket, valid: e.valid_up_to() })?;
+    // People read it, so what is not text is replaced.
+    let site_text = match site_bytes {
+        0 => Arc::default(),
+        count => String::from_utf8_lossy(&bytes(rest, count)).into(),
+    };
     Ok(Submission {
         ticket,
         process_set,
@@ -158,7 +183,15 @@ pub(super) fn decode(record: &[u64]) -> Result<Submission, RingError> {
             0 | 1 => copied == 1,
             other => return Err(unknown("copied", other)),
         },
+        site: CallSite { number: site, text: site_text },
     })
+}
+
+/// The first bytes of words that hold at least as many.
+fn bytes(words: &[u64], count: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.truncate(count);
+    bytes
 }
 
 #[cfg(test)]
@@ -189,6 +222,7 @@ mod tests {
                 .collect(),
             origin: Origin::Adasum,
             copied: true,
+            site: CallSite::default(),
             request,
         }
     }
@@ -213,6 +247,22 @@ mod tests {
         let mut split = Request::plain(Collective::Alltoall, DType::C128, dims);
         split.list = (0..Request::MAX_LIST as u64).collect();
         round_trip(&submission(&longest, split));
+    }
+
+    #[test]
+    fn call_sites_survive_and_are_limited() {
+        let with = |number, text: &str| {
+            let site = CallSite { number, text: text.into() };
+            Submission { site, ..submission("w", Request::barrier()) }
+        };
+        let plain = round_trip(&with(7, ""));
+        assert_eq!(round_trip(&with(7, "naïve.py:1")), plain + 2);
+        round_trip(&with(MAX_CALL_SITES - 1, &"x".repeat(MAX_CALL_SITE_BYTES)));
+        // TRUST
+        for (number, bytes) in [(MAX_CALL_SITES, 1), (0, MAX_CALL_SITE_BYTES + 1)] {
+            let record = encode(&with(number, &"x".repeat(bytes)));
+            assert!(matches!(decode(&record), Err(RingError::CallSite { .. })), "{number}");
+        }
     }
 
     #[test]

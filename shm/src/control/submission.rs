@@ -1,5 +1,7 @@
 //! The messages in the control page: submissions and completions.
 
+use std::sync::Arc;
+
 use gradwire_proto::{Request, TensorName};
 
 /// Where a tensor's bytes are.
@@ -58,6 +60,20 @@ impl Origin {
     }
 }
 
+/// The most call sites of a worker (BOUND), and the most bytes of the text of one.
+pub const MAX_CALL_SITES: u32 = 4096;
+/// See [`MAX_CALL_SITES`].
+pub const MAX_CALL_SITE_BYTES: usize = 256;
+
+/// The line of the program that has made a call.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CallSite {
+    /// The worker's number for it, below [`MAX_CALL_SITES`]; 0 if it is not known.
+    pub number: u32,
+    /// Its text, such as `train.py:12 in step`, until the daemon has learned it; then empty.
+    pub text: Arc<str>,
+}
+
 /// An operation that a worker submits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Submission {
@@ -82,6 +98,8 @@ pub struct Submission {
     pub origin: Origin,
     /// Whether the rank has copied its contributions from ordinary memory. Only metrics use it.
     pub copied: bool,
+    /// Where the program has called it. Only reports use it.
+    pub site: CallSite,
 }
 
 /// The operation of this ticket has succeeded and its output is written. Failures are sent over the

@@ -8,7 +8,9 @@ use std::{
 };
 
 use gradwire_proto::{DType, Part, ReduceOp, Request, Shape, TensorName};
-use gradwire_shm::control::{Origin, Place, Submission};
+use gradwire_shm::control::{
+    CallSite, MAX_CALL_SITE_BYTES, MAX_CALL_SITES, Origin, Place, Submission,
+};
 use rand_xoshiro::{
     SplitMix64,
     rand_core::{Rng, SeedableRng},
@@ -88,5 +90,9 @@ pub(crate) fn submission(ticket: u64) -> Submission {
         outputs,
         origin,
         copied: ticket.is_multiple_of(3),
+        site: CallSite {
+            number: next(u64::from(MAX_CALL_SITES)) as u32,
+            text: "x".repeat(next(MAX_CALL_SITE_BYTES as u64) as usize).into(),
+        },
     }
 }

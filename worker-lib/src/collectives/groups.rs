@@ -15,21 +15,25 @@ use crate::{
 
 impl Session {
     /// Returns once every rank has called it.
+    #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         self.barrier_with(BarrierOptions::default())
     }
 
     /// Starts [`Session::barrier`] without waiting for it.
+    #[track_caller]
     pub fn barrier_async(&self) -> Result<Handle<()>> {
         self.barrier_with_async(BarrierOptions::default())
     }
 
     /// Like [`Session::barrier`], for the ranks of a process set.
+    #[track_caller]
     pub fn barrier_with(&self, options: BarrierOptions) -> Result<()> {
         self.barrier_with_async(options)?.wait()
     }
 
     /// Starts [`Session::barrier_with`] without waiting for it.
+    #[track_caller]
     pub fn barrier_with_async(&self, options: BarrierOptions) -> Result<Handle<()>> {
         let started = self.start_empty(options.common, Request::barrier())?;
         Ok(self.handle(started, |_| Ok(())))
@@ -44,12 +48,14 @@ impl Session {
     /// # Errors
     /// As for [`Session::allreduce`]; also while an operation of several parts (objects, sparse
     /// allreduces, Adasum, large slices) of this rank is in flight.
+    #[track_caller]
     pub fn join(&self, options: JoinOptions) -> Result<u32> {
         self.join_async(options)?.wait()
     }
 
     /// Starts [`Session::join`] without waiting for it. This rank must not start anything in the
     /// process set until it has waited for the handle.
+    #[track_caller]
     pub fn join_async(&self, options: JoinOptions) -> Result<Handle<u32>> {
         // A joined rank would not submit the remaining parts.
         if self.tasks() > 0 {
@@ -73,11 +79,13 @@ impl Session {
     /// # Errors
     /// As for [`Session::allreduce`]; also if `ranks` is empty, or contains a rank twice or one
     /// that is not in the job.
+    #[track_caller]
     pub fn add_process_set(&self, ranks: &[u32]) -> Result<ProcessSet> {
         self.add_process_set_async(ranks)?.wait()
     }
 
     /// Starts [`Session::add_process_set`] without waiting for it.
+    #[track_caller]
     pub fn add_process_set_async(&self, ranks: &[u32]) -> Result<Handle<ProcessSet>> {
         let session = self.pinned();
         let mut ranks = ranks.to_vec();
@@ -110,11 +118,13 @@ impl Session {
     /// As for [`Session::allreduce`]; also for the set of all ranks, and while an operation of
     /// several parts (objects, sparse allreduces, Adasum, large slices) of this rank is in flight
     /// in the set.
+    #[track_caller]
     pub fn remove_process_set(&self, set: ProcessSet) -> Result<()> {
         self.remove_process_set_async(set)?.wait()
     }
 
     /// Starts [`Session::remove_process_set`] without waiting for it.
+    #[track_caller]
     pub fn remove_process_set_async(&self, set: ProcessSet) -> Result<Handle<()>> {
         self.remove_later(set, false)
     }
@@ -122,10 +132,12 @@ impl Session {
     /// Removes a process set together with the operations that wait in it. An operation that only
     /// some of its ranks have submitted fails on those ranks. An operation that all of them have
     /// submitted is done first. All ranks of the job must call it, members or not.
+    #[track_caller]
     pub fn give_up_process_set_async(&self, set: ProcessSet) -> Result<Handle<()>> {
         self.remove_later(set, true)
     }
 
+    #[track_caller]
     fn remove_later(&self, set: ProcessSet, give_up: bool) -> Result<Handle<()>> {
         let members = self.membership().sets.lock().check(&set)?;
         if members.number() == ProcessSetId::GLOBAL {
@@ -155,6 +167,7 @@ impl Session {
         }))
     }
 
+    #[track_caller]
     fn start_empty(&self, common: Common, request: Request) -> Result<Started> {
         let call: Call = self.call(common, request)?;
         self.start(call, &[], Target::InPlace)

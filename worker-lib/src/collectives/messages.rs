@@ -16,23 +16,27 @@ impl Session {
     ///
     /// # Errors
     /// As for [`Session::allreduce`]; also if the peer is this rank.
+    #[track_caller]
     pub fn send<P: Payload>(&self, tensor: &P, options: SendOptions) -> Result<()> {
         let started = self.start_send(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
     /// Starts [`Session::send`] without waiting for it.
+    #[track_caller]
     pub fn send_async<P: Payload>(&self, tensor: P, options: SendOptions) -> Start<P, P> {
         let started = self.start_send(tensor.memory(), options);
         self.handle_with(started, tensor, |tensor, _| Ok(tensor))
     }
 
     /// Receives a tensor of any shape from another rank. Both ranks must use the same element type.
+    #[track_caller]
     pub fn receive<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<P> {
         self.receive_async(options)?.wait()
     }
 
     /// Starts [`Session::receive`] without waiting for it.
+    #[track_caller]
     pub fn receive_async<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<Handle<P>> {
         let ReceiveOptions { common, peer, tag, dtype, expecting } = options;
         let dtype = P::DTYPE.or(dtype).ok_or_else(untyped)?;
@@ -49,6 +53,7 @@ impl Session {
     /// # Errors
     /// As for [`Session::receive`]; also for a message of another shape, which is received and
     /// dropped; the tensor is unchanged.
+    #[track_caller]
     pub fn receive_into<P: Payload>(&self, tensor: &mut P, options: ReceiveOptions) -> Result<()> {
         let (from, shape) = (options.peer, tensor.memory().shape().clone());
         let started = self.start_receive_into(tensor.memory(), options)?;
@@ -56,6 +61,7 @@ impl Session {
     }
 
     /// Starts [`Session::receive_into`] without waiting for it.
+    #[track_caller]
     pub fn receive_into_async<P: Payload>(
         &self,
         tensor: P,
@@ -69,6 +75,7 @@ impl Session {
         })
     }
 
+    #[track_caller]
     fn start_send(&self, memory: &Memory, options: SendOptions) -> Result<Started> {
         let SendOptions { common, peer, tag } = options;
         let (dtype, shape) = (memory.dtype(), memory.shape().clone());
@@ -77,6 +84,7 @@ impl Session {
         session.start(call, &[memory], Target::New)
     }
 
+    #[track_caller]
     fn start_receive_into(&self, memory: &Memory, options: ReceiveOptions) -> Result<Started> {
         let ReceiveOptions { common, peer, tag, .. } = options;
         let (dtype, shape) = (memory.dtype(), memory.shape().clone());
@@ -85,6 +93,7 @@ impl Session {
         session.start(call, &[], Target::Given(memory))
     }
 
+    #[track_caller]
     fn message(
         &self,
         common: Common,

@@ -15,18 +15,21 @@ use crate::{
 
 impl Session {
     /// Gives every rank the root's tensor, in place.
+    #[track_caller]
     pub fn broadcast<P: Payload>(&self, tensor: &mut P, options: BroadcastOptions) -> Result<()> {
         let started = self.start_broadcast(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
     /// Starts [`Session::broadcast`] without waiting for it.
+    #[track_caller]
     pub fn broadcast_async<P: Payload>(&self, tensor: P, options: BroadcastOptions) -> Start<P, P> {
         let started = self.start_broadcast(tensor.memory(), options);
         self.handle_with(started, tensor, |tensor, _| Ok(tensor))
     }
 
     /// Like [`Session::broadcast`], for ordinary memory, which an error leaves unchanged.
+    #[track_caller]
     pub fn broadcast_slice<T: Element>(
         &self,
         values: &mut [T],
@@ -40,6 +43,7 @@ impl Session {
 
     /// Gives every rank the tensors of all ranks, concatenated along the first dimension, which may
     /// differ between ranks and may be zero. A single number counts as one row.
+    #[track_caller]
     pub fn allgather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -51,6 +55,7 @@ impl Session {
 
     /// Starts [`Session::allgather`] without waiting for it. The handle returns the tensor and
     /// the result.
+    #[track_caller]
     pub fn allgather_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -62,6 +67,7 @@ impl Session {
 
     /// Like [`Session::allgather`] for several tensors as one operation: all of them succeed, or
     /// none. [`Buffer`](crate::Buffer)s may have different element types.
+    #[track_caller]
     pub fn grouped_allgather<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -74,6 +80,7 @@ impl Session {
     /// Starts [`Session::grouped_allgather`] without waiting for it. The handle returns the
     /// tensors and the results.
     #[expect(clippy::type_complexity, reason = "the tensors and a result for each")]
+    #[track_caller]
     pub fn grouped_allgather_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,
@@ -86,6 +93,7 @@ impl Session {
     }
 
     /// Like [`Session::allgather`], but only the root gets the result. Other ranks get `None`.
+    #[track_caller]
     pub fn gather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -100,6 +108,7 @@ impl Session {
 
     /// Starts [`Session::gather`] without waiting for it. The handle returns the tensor and the
     /// result.
+    #[track_caller]
     pub fn gather_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -120,6 +129,7 @@ impl Session {
     /// # Errors
     /// As for [`Session::allreduce`]; also if the root gives no tensor, or if its splits don't fit
     /// the rows.
+    #[track_caller]
     pub fn scatter<P: FromBuffer>(&self, tensor: Option<&P>, options: ScatterOptions) -> Result<P> {
         let started = self.start_scatter(tensor, options)?;
         self.finish(started)?.one()
@@ -127,6 +137,7 @@ impl Session {
 
     /// Starts [`Session::scatter`] without waiting for it. The handle returns the tensor and the
     /// result.
+    #[track_caller]
     pub fn scatter_async<P: FromBuffer>(
         &self,
         tensor: Option<P>,
@@ -142,6 +153,7 @@ impl Session {
     /// # Errors
     /// As for [`Session::allreduce`]; also if the splits don't fit the rows or the number of
     /// members.
+    #[track_caller]
     pub fn alltoall<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -153,6 +165,7 @@ impl Session {
 
     /// Starts [`Session::alltoall`] without waiting for it. The handle returns the tensor and the
     /// result.
+    #[track_caller]
     pub fn alltoall_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -162,6 +175,7 @@ impl Session {
         self.handle_with(started, tensor, |tensor, finished| Ok((tensor, finished.gathered()?)))
     }
 
+    #[track_caller]
     fn start_broadcast(&self, memory: &Memory, options: BroadcastOptions) -> Result<Started> {
         let BroadcastOptions { common, root } = options;
         let request = Request::broadcast(memory.dtype(), memory.shape().clone(), Rank(root));
@@ -170,6 +184,7 @@ impl Session {
         self.start(call, &[memory], Target::InPlace)
     }
 
+    #[track_caller]
     fn start_allgather(&self, buffers: &[&Memory], options: AllgatherOptions) -> Result<Started> {
         let (first, more) = parts(buffers.iter().copied())?;
         let Part { dtype, shape } = as_rows(first)?;
@@ -179,6 +194,7 @@ impl Session {
         self.start(call, buffers, Target::New)
     }
 
+    #[track_caller]
     fn start_gather(&self, memory: &Memory, options: GatherOptions) -> Result<Started> {
         let GatherOptions { common, root } = options;
         let part = Part { dtype: memory.dtype(), shape: memory.shape().clone() };
@@ -189,6 +205,7 @@ impl Session {
         self.start(call, &[memory], Target::New)
     }
 
+    #[track_caller]
     fn start_scatter<P: FromBuffer>(
         &self,
         tensor: Option<&P>,
@@ -217,6 +234,7 @@ impl Session {
         session.start(call, root_tensor.as_slice(), Target::New)
     }
 
+    #[track_caller]
     fn start_alltoall(&self, memory: &Memory, options: AlltoallOptions) -> Result<Started> {
         let AlltoallOptions { common, splits, leaves_rest } = options;
         let session = self.pinned();

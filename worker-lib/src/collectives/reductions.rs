@@ -20,18 +20,21 @@ impl Session {
     /// operation or the job fails; then the tensor's contents are undefined.
     /// [`GradwireError::Invalid`](crate::GradwireError::Invalid) or a similar error if nothing was
     /// started.
+    #[track_caller]
     pub fn allreduce<P: Payload>(&self, tensor: &mut P, options: AllreduceOptions) -> Result<()> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::InPlace)?;
         self.finish(started).map(drop)
     }
 
     /// Starts [`Session::allreduce`] without waiting for it.
+    #[track_caller]
     pub fn allreduce_async<P: Payload>(&self, tensor: P, options: AllreduceOptions) -> Start<P, P> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::InPlace);
         self.handle_with(started, tensor, |tensor, _| Ok(tensor))
     }
 
     /// Like [`Session::allreduce`], with the result in a new tensor. `tensor` is unchanged.
+    #[track_caller]
     pub fn allreduce_to<P: FromBuffer>(&self, tensor: &P, options: AllreduceOptions) -> Result<P> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::New)?;
         self.finish(started)?.one()
@@ -39,6 +42,7 @@ impl Session {
 
     /// Starts [`Session::allreduce_to`] without waiting for it. The handle returns the tensor and
     /// the result.
+    #[track_caller]
     pub fn allreduce_to_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -51,6 +55,7 @@ impl Session {
     /// Reduces several tensors as one operation: all of them succeed, or none. They may have
     /// different shapes; [`Buffer`](crate::Buffer)s may also have different element types. All
     /// ranks must give the same number of tensors.
+    #[track_caller]
     pub fn grouped_allreduce<P: Payload>(
         &self,
         tensors: &mut [P],
@@ -61,6 +66,7 @@ impl Session {
     }
 
     /// Starts [`Session::grouped_allreduce`] without waiting for it.
+    #[track_caller]
     pub fn grouped_allreduce_async<P: Payload>(
         &self,
         tensors: Vec<P>,
@@ -71,6 +77,7 @@ impl Session {
     }
 
     /// Like [`Session::grouped_allreduce`], with the results in new tensors.
+    #[track_caller]
     pub fn grouped_allreduce_to<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -82,6 +89,7 @@ impl Session {
 
     /// Starts [`Session::grouped_allreduce_to`] without waiting for it. The handle returns the
     /// tensors and the results.
+    #[track_caller]
     pub fn grouped_allreduce_to_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,
@@ -93,12 +101,14 @@ impl Session {
 
     /// Reduces the ranks' tensors. The root gets the result in place; the tensors of other ranks
     /// are unchanged.
+    #[track_caller]
     pub fn reduce<P: Payload>(&self, tensor: &mut P, options: ReduceOptions) -> Result<()> {
         let started = self.start_reduce(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
     /// Starts [`Session::reduce`] without waiting for it.
+    #[track_caller]
     pub fn reduce_async<P: Payload>(&self, tensor: P, options: ReduceOptions) -> Start<P, P> {
         let started = self.start_reduce(tensor.memory(), options);
         self.handle_with(started, tensor, |tensor, _| Ok(tensor))
@@ -109,6 +119,7 @@ impl Session {
     ///
     /// # Errors
     /// As for [`Session::allreduce`]; also for a tensor without dimensions.
+    #[track_caller]
     pub fn reducescatter<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -120,6 +131,7 @@ impl Session {
 
     /// Starts [`Session::reducescatter`] without waiting for it. The handle returns the tensor
     /// and the result.
+    #[track_caller]
     pub fn reducescatter_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -131,6 +143,7 @@ impl Session {
 
     /// Like [`Session::reducescatter`] for several tensors as one operation: all of them succeed,
     /// or none.
+    #[track_caller]
     pub fn grouped_reducescatter<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -142,6 +155,7 @@ impl Session {
 
     /// Starts [`Session::grouped_reducescatter`] without waiting for it. The handle returns the
     /// tensors and the results.
+    #[track_caller]
     pub fn grouped_reducescatter_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,
@@ -151,6 +165,7 @@ impl Session {
         self.handle_with(started, tensors, |tensors, finished| Ok((tensors, finished.many()?)))
     }
 
+    #[track_caller]
     fn start_allreduce(
         &self,
         buffers: &[&Memory],
@@ -162,6 +177,7 @@ impl Session {
         self.start(self.call(common, request)?, buffers, into)
     }
 
+    #[track_caller]
     fn start_reduce(&self, memory: &Memory, options: ReduceOptions) -> Result<Started> {
         let ReduceOptions { common, reduction, root } = options;
         let request = reduced(Collective::Reduce, &[memory], reduction)?;
@@ -170,6 +186,7 @@ impl Session {
         self.start(call, &[memory], Target::InPlace)
     }
 
+    #[track_caller]
     fn start_reducescatter(
         &self,
         buffers: &[&Memory],

@@ -45,6 +45,7 @@ impl Session {
     /// # Errors
     /// As for [`Session::allreduce`]. A part of the slice may have been reduced already; the rest
     /// is unchanged.
+    #[track_caller]
     pub fn allreduce_slice<T: Element>(
         &self,
         values: &mut [T],

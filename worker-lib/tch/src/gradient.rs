@@ -16,11 +16,13 @@
 //! another place, and the kept tensor does not change.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
-use gradwire_worker::{AllreduceOptions, GradwireError, Handle, ReduceOp, Session, SharedBuffer};
+use gradwire_worker::{
+    AllreduceOptions, CallSite, GradwireError, Handle, ReduceOp, Session, SharedBuffer,
+};
 use tch::{Device, Tensor, no_grad};
 
 use crate::{
@@ -34,6 +36,8 @@ use crate::{
 pub(crate) struct Common {
     pub(crate) session: Session,
     pub(crate) op: ReduceOp,
+    /// The program's line of the current pass: the hooks run far away from it.
+    pub(crate) site: Mutex<CallSite>,
 }
 
 /// A parameter with the place of its gradient.
@@ -214,7 +218,9 @@ impl Shared {
         let (place, copied_back) = self.load(state.place.take(), &state.variable, &gradient)?;
         let options =
             AllreduceOptions::named(self.name.as_str()).op(self.common.op).priority(self.priority);
-        let handle = self.common.session.allreduce_async(place.memory, options);
+        let site = *self.common.site.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = self.common.session.called_at(site);
+        let handle = session.allreduce_async(place.memory, options);
         let handle = handle.map_err(GradwireError::from)?;
         Ok(Flight { handle, view: place.view, copied_back })
     }

@@ -34,12 +34,12 @@
 use std::{
     collections::HashMap,
     num::NonZeroU32,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use gradwire_worker::{
-    BroadcastOptions, GradwireError, ReduceOp, Session,
+    BroadcastOptions, CallSite, GradwireError, ReduceOp, Session,
     optimizer::{Accumulation, Due, PlanError, plan},
 };
 use tch::{
@@ -119,7 +119,8 @@ impl DistributedOptimizer {
     ) -> Result<Self> {
         let named = trainable(parameters);
         let plan = plan(&options.prefix, named.iter().map(|(name, _)| name.as_str()))?;
-        let common = Arc::new(Common { session: session.clone(), op: options.op });
+        let common =
+            Arc::new(Common { session: session.clone(), op: options.op, site: Mutex::default() });
         let gradients = named
             .into_iter()
             .zip(plan)
@@ -143,7 +144,9 @@ impl DistributedOptimizer {
     /// # Errors
     /// Errors of libtorch, or a failed exchange, with the gradient's name. Then no step was made,
     /// and the passes before it don't count.
+    #[track_caller]
     pub fn backward_step(&mut self, loss: &Tensor) -> Result<bool> {
+        self.calls(CallSite::here());
         if self.accumulation.starts() {
             self.inner.zero_grad();
         }
@@ -168,10 +171,12 @@ impl DistributedOptimizer {
     ///
     /// # Errors
     /// As for [`DistributedOptimizer::backward_step`].
+    #[track_caller]
     pub fn step(&mut self) -> Result<bool> {
         if !self.accumulation.step_now() {
             return Ok(false);
         }
+        self.calls(CallSite::here());
         self.exchange_and_step().map(|()| true)
     }
 
@@ -184,6 +189,11 @@ impl DistributedOptimizer {
     /// The session of the optimizer.
     pub fn session(&self) -> &Session {
         &self.common.session
+    }
+
+    /// Notes the line of the program from which the next exchanges come.
+    fn calls(&self, site: CallSite) {
+        *self.common.site.lock().unwrap_or_else(PoisonError::into_inner) = site;
     }
 
     fn exchange_and_step(&mut self) -> Result<()> {
@@ -238,7 +248,9 @@ fn trainable(parameters: &VarStore) -> Vec<(String, Tensor)> {
 /// # Errors
 /// If an element type is not supported, memory can't be allocated, or a broadcast fails, with the
 /// parameter's name. Then some parameters may have the root's values and others not.
+#[track_caller]
 pub fn broadcast_parameters(session: &Session, parameters: &VarStore, root: u32) -> Result<()> {
+    let session = &session.called_at(CallSite::here());
     let mut variables: Vec<(String, Tensor)> = parameters.variables().into_iter().collect();
     variables.sort_by(|a, b| a.0.cmp(&b.0));
     let start = |name: &str, variable: &Tensor| -> Result<Exchange> {

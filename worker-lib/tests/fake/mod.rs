@@ -385,6 +385,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
                 let old = segments.lock().unwrap().remove(&gone.segment);
                 assert!(old.is_some(), "segment {} is gone", gone.segment);
             }
+            Some((worker_message::Message::Paused(_), _)) => {}
             Some((worker_message::Message::Observed(_), _)) => panic!("nobody asked"),
             Some((worker_message::Message::Attach(_), _)) => panic!("attached twice"),
             gone @ (Some((worker_message::Message::GiveUp(_), _)) | None) => {

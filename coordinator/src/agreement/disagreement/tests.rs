@@ -5,11 +5,11 @@ use super::*;
 fn answer(ranks: impl IntoIterator<Item = u32>, dims: &[u64], times: u32) -> Answer {
     let shape = Shape::new(dims).unwrap();
     let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
-    Answer { ranks: ranks.into_iter().map(Rank).collect(), request, times }
+    Answer { ranks: ranks.into_iter().map(Rank).collect(), request, times, sites: Vec::new() }
 }
 
 fn asks(rank: u32, request: Request) -> Answer {
-    Answer { ranks: vec![Rank(rank)], request, times: 1 }
+    Answer { ranks: vec![Rank(rank)], request, times: 1, sites: Vec::new() }
 }
 
 #[test]
@@ -26,6 +26,31 @@ fn the_minority_is_marked_and_all_are_named() {
            3      *[6]"
     );
     assert_eq!(failure.tensor, "w");
+}
+
+#[test]
+fn the_lines_of_the_programs_are_shown() {
+    let at = |answer: Answer, sites: &[&str]| Answer {
+        sites: sites.iter().map(ToString::to_string).collect(),
+        ..answer
+    };
+    let failure = disagreement(
+        "w",
+        &[
+            at(answer([0], &[2, 3], 1), &["train.py:12 in step"]),
+            at(answer([1, 2], &[2, 3], 1), &["train.py:12 in step", "train.py:30 in test"]),
+            at(answer([3], &[6], 1), &["train.py:14 in step"]),
+            answer([4], &[7], 1),
+        ],
+    );
+    assert_eq!(
+        failure.what,
+        "the ranks disagree on shape\n  \
+           ranks  shape   called at\n  \
+           0-2    [2, 3]  train.py:12 in step and 1 other place\n  \
+           3      *[6]    train.py:14 in step\n  \
+           4      *[7]    -"
+    );
 }
 
 #[test]

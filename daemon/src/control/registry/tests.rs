@@ -33,6 +33,7 @@ fn announced(requests: &[Request]) -> Announced {
         request: request.clone(),
         priority: 1,
         duplicate: false,
+        sites: Vec::new(),
     };
     let variants = (2..).zip(requests).map(variant).collect();
     Announced { key, variants, all_there: true, latest: None }

@@ -70,6 +70,7 @@ fn changing_inputs_give_all_ranks_the_same_bits() {
                 inputs: local.inputs.clone(),
                 outputs: vec![jobs[1].buffers[node as usize][0].span()],
                 allocated: OnceLock::new(),
+                site: Arc::default(),
             };
             let parts = jobs[0].tensors[node as usize].locals().iter().map(part).collect();
             let key = jobs[0].tensors[node as usize].key.clone();

@@ -33,6 +33,7 @@ fn apart(piece: &mut Piece, job: &Job, out: &Job) {
         inputs: local.inputs.clone(),
         outputs: vec![buffer.span()],
         allocated: OnceLock::new(),
+        site: Arc::default(),
     };
     let locals = job.tensors[0].locals().iter().zip(&out.buffers[0]).map(part).collect();
     let tensor = Arc::new(QueuedTensor::new(job.tensors[0].key.clone(), locals, Rank(0)));

@@ -340,6 +340,7 @@ fn report(node: u32, nodes: u32, uptime: Duration) -> pb::Report {
         pieces_in_flight: 8,
         queued_tensors: 16,
         stalled_tensors: 0,
+        paused_ranks: 0,
     }
 }
 

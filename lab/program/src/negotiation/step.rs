@@ -192,6 +192,7 @@ fn announcement(tensor: &Tensor, id: Option<u32>, rank: u32) -> pb::Announcement
         request: Some(tensor.request.clone()),
         priority: tensor.priority,
         duplicate: false,
+        sites: Vec::new(),
     };
     pb::Announcement {
         process_set: 0,

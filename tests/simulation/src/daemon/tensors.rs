@@ -58,6 +58,7 @@ impl Daemon {
             request: request.clone(),
             priority: Priority(0),
             duplicate: false,
+            sites: Vec::new(),
         });
         let name = TensorName::new(&key.1).expect("a short name");
         let announcement = Announcement {
