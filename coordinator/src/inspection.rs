@@ -16,6 +16,7 @@ use tonic::Status;
 use crate::{
     explanation::{self, Detail},
     inbox::Inbound,
+    timeline::{Point, Timeline},
     traces::{Traced, Traces},
     viewers::{INTERVAL, Viewers, Watched},
 };
@@ -29,6 +30,7 @@ pub struct Inspection {
     inbox: mpsc::Sender<Inbound>,
     viewers: Viewers,
     traces: Arc<Traces>,
+    timeline: Arc<parking_lot::Mutex<Timeline>>,
     page: OnceLock<SocketAddr>,
     /// The newest requested snapshot, and when it was made.
     newest: Mutex<Option<(Instant, Arc<StatusResponse>)>>,
@@ -36,8 +38,19 @@ pub struct Inspection {
 
 impl Inspection {
     pub(crate) fn new(inbox: mpsc::Sender<Inbound>, traces: Arc<Traces>) -> Self {
-        let (viewers, page) = (Viewers::default(), OnceLock::new());
-        Self { inbox, viewers, traces, page, newest: Mutex::default() }
+        let (viewers, timeline, page, newest) = Default::default();
+        Self { inbox, viewers, traces, timeline, page, newest }
+    }
+
+    /// The last minutes of the job, to which the runtime adds.
+    pub(crate) fn timeline(&self) -> Arc<parking_lot::Mutex<Timeline>> {
+        self.timeline.clone()
+    }
+
+    /// The last minutes of the job, the oldest point first. This does not ask the negotiation
+    /// thread.
+    pub fn over_time(&self) -> Vec<Arc<Point>> {
+        self.timeline.lock().points()
     }
 
     /// Sets the address of the status page, which snapshots contain from now on.

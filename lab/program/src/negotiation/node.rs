@@ -340,6 +340,8 @@ fn report(node: u32, nodes: u32, uptime: Duration) -> pb::Report {
         pieces_in_flight: 8,
         queued_tensors: 16,
         stalled_tensors: 0,
+        rank_blocked: vec![((1.0 - full) * 255.0) as u8, 0, 0, 0],
+        operations_per_second: 100.0,
     }
 }
 
