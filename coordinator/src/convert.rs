@@ -180,10 +180,12 @@ fn report(wire: &pb::Report) -> Result<pb::NodeReport, WireError> {
     let rates = [&wire.sent_bytes_per_second, &wire.received_bytes_per_second];
     if lists.iter().any(|list| list.len() != wire.rank_steps.len())
         || rates.iter().any(|list| list.len() != wire.peers.len())
+        || wire.rank_blocked.len() != 4 * wire.rank_steps.len()
     {
         return Err(invalid("its lists differ in length".to_owned()));
     }
-    let mut numbers = lists.into_iter().chain(rates).flatten();
+    let operations = &wire.operations_per_second;
+    let mut numbers = lists.into_iter().chain(rates).flatten().chain([operations]);
     if let Some(number) = numbers.find(|number| !(number.is_finite() && **number >= 0.0)) {
         return Err(invalid(format!("invalid duration or rate {number}")));
     }
@@ -193,7 +195,11 @@ fn report(wire: &pb::Report) -> Result<pb::NodeReport, WireError> {
         step_seconds: wire.rank_step_seconds[at].into(),
         exposed: wire.rank_exposed[at].into(),
         since_step_seconds: wire.rank_since_step_seconds[at].into(),
+<<<<<<< HEAD
         paused: at < 32 && wire.paused_ranks >> at & 1 == 1,
+=======
+        blocked: Some(blocked(&wire.rank_blocked[4 * at..][..4])),
+>>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
     });
     let peers = wire.peers.iter().enumerate().map(|(at, &node)| pb::PeerReport {
         node,
@@ -210,7 +216,14 @@ fn report(wire: &pb::Report) -> Result<pb::NodeReport, WireError> {
         pieces_in_flight: wire.pieces_in_flight,
         queued_tensors: wire.queued_tensors,
         stalled_tensors: wire.stalled_tensors,
+        operations_per_second: wire.operations_per_second.into(),
     })
+}
+
+/// The four shares of a rank in a report.
+fn blocked(bytes: &[u8]) -> pb::Blocked {
+    let share = |at: usize| f64::from(bytes[at]) / 255.0;
+    pb::Blocked { gather: share(0), negotiate: share(1), transfer: share(2), publish: share(3) }
 }
 
 fn failure(wire: pb::Failure) -> Failure {
@@ -573,6 +586,7 @@ mod tests {
             rank_step_seconds: vec![0.5],
             rank_exposed: vec![0.25],
             rank_since_step_seconds: vec![0.0],
+            rank_blocked: vec![51, 0, 0, 255],
             peers: vec![1],
             sent_bytes_per_second: vec![1e9],
             received_bytes_per_second: vec![0.0],
@@ -585,11 +599,15 @@ mod tests {
             (report.ranks[0].steps, report.peers[0].node, report.line_bytes_per_second),
             (7, 1, None)
         );
+        let blocked = report.ranks[0].blocked.unwrap();
+        assert_eq!((blocked.gather, blocked.negotiate, blocked.publish), (0.2, 0.0, 1.0));
         let long = vec![0; 300];
         let rates = vec![0.0; 300];
         for (bad, why) in [
             (pb::Report { rank_steps: vec![1, 2], ..good.clone() }, "differ in length"),
             (pb::Report { peers: Vec::new(), ..good.clone() }, "differ in length"),
+            (pb::Report { rank_blocked: vec![1; 5], ..good.clone() }, "differ in length"),
+            (pb::Report { operations_per_second: -2.0, ..good.clone() }, "rate -2"),
             (pb::Report { rank_exposed: vec![f32::NAN], ..good.clone() }, "rate NaN"),
             (pb::Report { sent_bytes_per_second: vec![-1.0], ..good.clone() }, "rate -1"),
             (pb::Report { rank_step_seconds: vec![f32::INFINITY], ..good }, "rate inf"),

@@ -92,6 +92,11 @@ impl History {
         self.events.entries.iter().cloned().collect()
     }
 
+    /// How long tensors have waited for each rank.
+    pub(crate) fn waited_for(&self) -> BTreeMap<u32, Duration> {
+        self.lags.iter().map(|(rank, wait)| (rank.0, wait.time)).collect()
+    }
+
     /// How long tensors have waited for each rank, in order. Ranks without waits are left out.
     pub(crate) fn lags(&self) -> Vec<pb::RankLag> {
         let lag = |(rank, wait): (&Rank, &RankWait)| pb::RankLag {

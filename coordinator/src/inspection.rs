@@ -16,7 +16,11 @@ use tonic::Status;
 use crate::{
     explanation::{self, Detail},
     inbox::Inbound,
+<<<<<<< HEAD
     permits::Permits,
+=======
+    timeline::{Point, Timeline},
+>>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
     traces::{Traced, Traces},
     viewers::{INTERVAL, Viewers, Watched},
 };
@@ -30,16 +34,37 @@ pub struct Inspection {
     inbox: mpsc::Sender<Inbound>,
     viewers: Viewers,
     traces: Arc<Traces>,
+<<<<<<< HEAD
     pub(crate) permits: Permits,
+=======
+    timeline: Arc<parking_lot::Mutex<Timeline>>,
+>>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
     page: OnceLock<SocketAddr>,
     /// The newest requested snapshot, and when it was made.
     newest: Mutex<Option<(Instant, Arc<StatusResponse>)>>,
 }
 
 impl Inspection {
+<<<<<<< HEAD
     pub(crate) fn new(inbox: mpsc::Sender<Inbound>, traces: Arc<Traces>, permits: Permits) -> Self {
         let (viewers, page) = (Viewers::default(), OnceLock::new());
         Self { inbox, viewers, traces, permits, page, newest: Mutex::default() }
+=======
+    pub(crate) fn new(inbox: mpsc::Sender<Inbound>, traces: Arc<Traces>) -> Self {
+        let (viewers, timeline, page, newest) = Default::default();
+        Self { inbox, viewers, traces, timeline, page, newest }
+    }
+
+    /// The last minutes of the job, to which the runtime adds.
+    pub(crate) fn timeline(&self) -> Arc<parking_lot::Mutex<Timeline>> {
+        self.timeline.clone()
+    }
+
+    /// The last minutes of the job, the oldest point first. This does not ask the negotiation
+    /// thread.
+    pub fn over_time(&self) -> Vec<Arc<Point>> {
+        self.timeline.lock().points()
+>>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
     }
 
     /// Sets the address of the status page, which snapshots contain from now on.

@@ -17,6 +17,7 @@
 //! - [`convert`]: between messages and the engine's types, checked (TRUST)
 //! - [`metrics`]: records metrics
 //! - `history`: recent decisions and events; pure
+//! - [`timeline`]: the last minutes of the job; pure
 //! - `explanation`: why the job waits, as text; pure
 //! - `explaining`: asks the nodes for explanations; pure
 //! - `outbox`: the messages to a node, kept until they have arrived
@@ -48,6 +49,7 @@ pub mod model;
 pub mod runtime;
 pub mod server;
 pub mod session;
+pub mod timeline;
 
 mod accept;
 mod agreement;

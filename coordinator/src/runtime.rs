@@ -26,6 +26,7 @@ use gradwire_telemetry::{
     Rate, Target,
     catalog::{HOST, JOB},
 };
+use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until, timeout, timeout_at},
@@ -46,6 +47,7 @@ use crate::{
         command::{Execute, Node, RefusalKind, Severity},
         status::milliseconds,
     },
+    timeline::Timeline,
     traces::Traces,
     tuning::{self, Tuning, TuningFile},
     watchdog::{Seen, Standstill, Watchdog},
@@ -142,6 +144,7 @@ pub(crate) struct Runtime {
     last_reports: Option<BTreeMap<u32, pb::NodeReport>>,
     waits: WaitMetrics,
     history: History,
+    timeline: Arc<Mutex<Timeline>>,
     explaining: Explaining,
     watchdog: Watchdog,
     /// Whether some rank is paused.
@@ -165,6 +168,7 @@ impl Runtime {
         config: CoordinatorConfig,
         inbox: mpsc::Sender<Inbound>,
         traces: Arc<Traces>,
+        timeline: Arc<Mutex<Timeline>>,
     ) -> Self {
         Self {
             job: config.engine.job.clone(),
@@ -178,6 +182,7 @@ impl Runtime {
             last_reports: None,
             waits: WaitMetrics::default(),
             history: History::default(),
+            timeline,
             explaining: Explaining::default(),
             watchdog: Watchdog::new(config.watchdog),
             is_paused: false,
@@ -227,7 +232,11 @@ impl Runtime {
                 self.step(Event::Tick);
             }
             if now >= next_beat {
+<<<<<<< HEAD
                 self.watch();
+=======
+                self.remember();
+>>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
                 self.beat(self.traces.is_wanted(), |_| true);
                 next_beat = now + self.heartbeat_interval;
             }
@@ -444,6 +453,15 @@ impl Runtime {
         reports.collect()
     }
 
+    /// Adds the latest reports to the history over time, which is looked at with heartbeats.
+    fn remember(&self) {
+        let at = self.start.elapsed();
+        let mut timeline = self.timeline.lock();
+        if self.engine.phase() == Phase::Running && timeline.is_due(at) {
+            timeline.add(at, &self.reports(), &self.history.waited_for());
+        }
+    }
+
     fn happened(&mut self, what: impl Into<String>) {
         self.history.happened(self.start.elapsed(), what.into());
     }
@@ -458,7 +476,10 @@ impl Runtime {
             if !output.reason.is_empty() {
                 tracing::debug!(reason = output.reason, "decided");
                 let decided = output.decided.unwrap_or_else(|| vec![output.reason]);
-                decided.into_iter().for_each(|text| self.history.decided(now, text));
+                // A failure is shown once, and not among the decisions.
+                if matches!(self.engine.phase(), Phase::Forming | Phase::Running) {
+                    decided.into_iter().for_each(|text| self.history.decided(now, text));
+                }
             }
             for command in output.commands {
                 events.extend(self.execute(command));
@@ -505,7 +526,8 @@ impl Runtime {
             }
             Command::Execute(execute) => self.answer(execute),
             Command::Abort(failure) => {
-                self.happened(format!("the job failed: {failure}"));
+                // Viewers show the cause once, beside the events.
+                self.happened("the job failed");
                 self.end(Message::Abort(pb::Abort { failure: Some(failure.into()) }))
             }
             Command::Shutdown => self.end(Message::Shutdown(pb::Shutdown {})),

@@ -157,7 +157,7 @@ impl Coordinator {
         let mut server = AbortOnDropHandle::new(tokio::spawn(server));
 
         let grace = config.grace.min(MAX_GRACE);
-        let mut runtime = Runtime::new(config, inbox_in, traces);
+        let mut runtime = Runtime::new(config, inbox_in, traces, inspection.timeline());
         let outcome = tokio::select! {
             outcome = runtime.drive(&mut inbox, cancel) => outcome,
             error = ended(&mut server, &mut viewers) => {

@@ -115,6 +115,7 @@ pub(crate) struct Times {
 pub(crate) fn operation(tensors: usize, bytes: u64, times: Times) {
     let Times { ordered, complete, published } = times;
     DAEMON.operations.increment(1);
+    OPERATIONS.fetch_add(1, Relaxed);
     DAEMON.operation_tensors.increment(tensors as u64);
     DAEMON.published.increment(bytes);
     DAEMON.operation.record(published.saturating_duration_since(ordered));
@@ -180,6 +181,14 @@ impl RankMetrics {
 
 /// How many pieces all lanes are exchanging.
 static PIECES: AtomicU64 = AtomicU64::new(0);
+
+/// How many operations are complete on this node.
+static OPERATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// How many operations are complete on this node.
+pub(crate) fn operations() -> u64 {
+    OPERATIONS.load(Relaxed)
+}
 
 /// How many pieces all lanes are exchanging.
 pub(crate) fn pieces_in_flight() -> u32 {

@@ -1177,9 +1177,19 @@ pub struct Report {
     /// that have waited too long for local ranks
     #[prost(uint32, tag = "13")]
     pub stalled_tensors: u32,
+<<<<<<< HEAD
     /// a bit for each of the first 32 local ranks
     #[prost(fixed32, tag = "14")]
     pub paused_ranks: u32,
+=======
+    /// For each of these ranks four bytes, as parts of 255: the shares of the time that it was blocked
+    /// until local ranks had submitted, until the order, until the result, until it had the result.
+    #[prost(bytes = "vec", tag = "14")]
+    pub rank_blocked: ::prost::alloc::vec::Vec<u8>,
+    /// that ended on this node
+    #[prost(float, tag = "15")]
+    pub operations_per_second: f32,
+>>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
 }
 /// No rank of this node can do anything until one of its operations ends, and none is running here.
 /// Repeated while it is so. What the node sends before or the coordinator orders afterwards makes it
@@ -1580,6 +1590,9 @@ pub struct NodeReport {
     pub queued_tensors: u32,
     #[prost(uint32, tag = "9")]
     pub stalled_tensors: u32,
+    /// that ended on the node
+    #[prost(double, tag = "10")]
+    pub operations_per_second: f64,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct RankReport {
@@ -1596,9 +1609,31 @@ pub struct RankReport {
     /// 0 before the first one
     #[prost(double, tag = "5")]
     pub since_step_seconds: f64,
+<<<<<<< HEAD
     /// its program makes no steps for a while
     #[prost(bool, tag = "6")]
     pub paused: bool,
+=======
+    /// the parts of `exposed`
+    #[prost(message, optional, tag = "6")]
+    pub blocked: ::core::option::Option<Blocked>,
+}
+/// What a rank was blocked by, as shares of the time.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct Blocked {
+    /// until all ranks of its node had submitted
+    #[prost(double, tag = "1")]
+    pub gather: f64,
+    /// until the order arrived: other nodes, agreement, credit
+    #[prost(double, tag = "2")]
+    pub negotiate: f64,
+    /// until its node had the result
+    #[prost(double, tag = "3")]
+    pub transfer: f64,
+    /// until the result was in the memory of the rank
+    #[prost(double, tag = "4")]
+    pub publish: f64,
+>>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct PeerReport {

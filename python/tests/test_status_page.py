@@ -63,6 +63,11 @@ def test_the_page_names_straggler_and_failure(browser: Browser, tmp_path: Path) 
             shows(page, "#busiest", "127.0.0.2")
             shows(page, "#map td.heat >> nth=1", "%")
             shows(page, "#decisions", "predicted")
+            shows(page, "#choices summary >> nth=0", re.compile(r"^[a-z-]+$"))
+            shows(page, "#bars button >> nth=0", re.compile(r"rank 3.*computes"))
+            shows(page, "#bars button >> nth=1", re.compile(r"rank 0.*waits for other ranks"))
+            shows(page, "#charts", "slowest rank: ")
+            shows(page, "#charts", "127.0.0.1 to 127.0.0.2")
             shows(page, "#events", "the world is complete")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert violations(page) == [], (theme, width)
@@ -79,6 +84,15 @@ def test_the_page_names_straggler_and_failure(browser: Browser, tmp_path: Path) 
         assert page.evaluate("document.activeElement.textContent").startswith("127.0.0.2")
         assert violations(page) == []
 
+        # What a rank does now. Everybody on this host can see the page, so it has no stacks.
+        page.locator("#bars button").first.press("Enter")
+        shows(page, "#rank-title", "Rank 3 on 127.0.0.2")
+        shows(page, "#rank-state", re.compile(r"Process \d+ is .*It has submitted \d+ operations"))
+        shows(page, "#rank-operations", NAME)
+        shows(page, "#rank-no-stacks", "set metrics.token_file")
+        assert page.locator("#rank-stacks li").count() == 0
+        page.keyboard.press("Escape")
+
         # Names are never interpreted as markup.
         for selector in ("#pending", "#operations"):
             with contextlib.suppress(playwright.TimeoutError):
@@ -92,6 +106,9 @@ def test_the_page_names_straggler_and_failure(browser: Browser, tmp_path: Path) 
         for (theme, width), page in pages.items():
             shows(page, "[role=alert]", "The job failed (rank 2, host 127.0.0.2")
             shows(page, "[role=alert]", "was killed by SIGKILL")
+            assert page.locator("body").inner_text().count("was killed by SIGKILL") == 1
+            shows(page, "#hosts button.failed", "127.0.0.2")
+            assert page.locator(".rank.failed").count() == 1
             shows(page, "#connection", re.compile("the job is over"))
             assert violations(page) == [], (theme, width)
             page.screenshot(path=SHOTS / f"failed-{theme}-{width}.png", full_page=True)
@@ -152,6 +169,9 @@ def test_the_page_asks_for_the_token(browser: Browser, tmp_path: Path) -> None:
         shows(page, "#summary", "rank 3")
         assert not page.locator("#sign-in").is_visible()
         assert token not in page.url
+        # With a token the page also has stacks.
+        page.locator("#bars button").first.press("Enter")
+        shows(page, "#rank-stacks", "program.py:")
 
         # The job ends successfully, and the page says so.
         (tmp_path / "end").touch()

@@ -1,8 +1,8 @@
 //! A running job as its coordinator reports it, for the tests of viewers.
 
 use gradwire_proto::pb::{
-    Entry, NodeReport, NodeStatus, PeerReport, RankLag, RankReport, RunningOperation,
-    StatusResponse,
+    Blocked, Choice, Entry, NodeReport, NodeStatus, PeerReport, RankLag, RankReport,
+    RunningOperation, StatusResponse,
 };
 
 /// Two nodes with two ranks each; the others wait for rank 3 during 80 % of the time.
@@ -14,6 +14,7 @@ pub fn status(uptime_ms: u64) -> StatusResponse {
         exposed,
         since_step_seconds: 0.01,
         paused: false,
+        blocked: Some(Blocked { gather: exposed, ..Blocked::default() }),
     };
     let peer = |node, sent, received| PeerReport {
         node,
@@ -30,6 +31,7 @@ pub fn status(uptime_ms: u64) -> StatusResponse {
         pieces_in_flight: 1,
         queued_tensors: 3,
         stalled_tensors: 0,
+        operations_per_second: 40.0,
     };
     let node = |host: &str, first_rank, report| NodeStatus {
         host: host.to_owned(),
@@ -75,6 +77,19 @@ pub fn status(uptime_ms: u64) -> StatusResponse {
             RankLag { rank: 1, seconds: uptime_ms as f64 * 0.01 / 1e3, tensors: 3 },
             RankLag { rank: 3, seconds: uptime_ms as f64 * 0.8 / 1e3, tensors: 90 },
         ],
+        choices: vec![Choice {
+            collective: "allreduce".into(),
+            nodes: 2,
+            bytes: 1024,
+            pieces: 1,
+            spec: "ring(segments=1)".into(),
+            predicted_seconds: 1e-4,
+            operations: 9,
+            observed: 9,
+            mean_seconds: 1.2e-4,
+            reason: "ring for up to 1024 bytes: by the model".into(),
+            ..Choice::default()
+        }],
         decisions: vec![entry(900, "ring for up to 1024 bytes: by the model")],
         events: vec![entry(10, "the world is complete: 2 nodes")],
         ..StatusResponse::default()

@@ -28,8 +28,9 @@ export function each(parent, items, create, update) {
 }
 
 /**
- * Fills a table. Each row is `{cells, slow}`. Each cell is a text, or `{number}` for a number as
- * text, with `share` for a bar. The first cell of a row is its heading.
+ * Fills a table. Each row is `{cells, slow, failed}`. The first cell of a row is its heading. Each
+ * cell is a text, or `{number}` for a number as text, with `share` for a bar; `{button, rank}` for a
+ * button about a rank; or `{brief, more}` for a text that opens a longer one.
  */
 export function fillTable(table, { caption, heads, rows, none }) {
   if (!table.tHead) {
@@ -46,8 +47,8 @@ export function fillTable(table, { caption, heads, rows, none }) {
     return cell;
   };
   each(table.tHead.rows[0], heads, head, setText);
-  each(table.tBodies[0], rows, () => make("tr"), (row, { cells, slow }) => {
-    row.className = slow ? "slow" : "";
+  each(table.tBodies[0], rows, () => make("tr"), (row, { cells, slow, failed }) => {
+    row.className = failed ? "failed" : slow ? "slow" : "";
     fillRow(row, cells);
   });
 }
@@ -59,11 +60,31 @@ function fillRow(row, cells) {
     return cell;
   };
   each(row, cells, create, (cell, content) => {
-    const { number, share } = typeof content === "string" ? {} : content;
+    const { number, share, button, rank, brief, more } = typeof content === "string" ? {} : content;
+    if (button !== undefined) return fillButton(cell, button, rank);
+    if (brief !== undefined) return fillDetails(cell, brief, more);
     setText(cell, number ?? content);
     if (cell.tagName === "TD") {
       cell.className = number === undefined ? "" : share === undefined ? "number" : "heat";
     }
     if (share !== undefined) cell.style.setProperty("--share", share.toFixed(3));
   });
+}
+
+function fillButton(cell, text, rank) {
+  if (!cell.firstElementChild) {
+    cell.replaceChildren(make("button"));
+    cell.firstElementChild.type = "button";
+  }
+  setText(cell.firstElementChild, text);
+  cell.firstElementChild.dataset.rank = rank;
+}
+
+function fillDetails(cell, brief, more) {
+  if (!cell.firstElementChild) {
+    cell.replaceChildren(make("details", "", make("summary"), make("p")));
+  }
+  const [summary, text] = cell.firstElementChild.children;
+  setText(summary, brief);
+  setText(text, more);
 }

@@ -24,6 +24,7 @@ export const count = (number, of) => `${number} ${of}${number === 1 ? "" : "s"}`
 
 /** A time in seconds, with a suitable unit and precision. */
 export function duration(seconds) {
+  if (seconds > 0 && seconds < 0.01) return `${Number((seconds * 1000).toPrecision(2))} ms`;
   if (seconds < 1) return `${(seconds * 1000).toFixed(0)} ms`;
   if (seconds < 120) return `${seconds.toFixed(1)} s`;
   const minutes = Math.floor(seconds / 60);

@@ -1,8 +1,11 @@
 // The status page of a running job. It shows the snapshots of /api/v1/watch, and changes nothing.
 
+import { showBars } from "./bars.js";
+import { showCharts } from "./charts.js";
 import { byId, each, fillTable, make, setText } from "./dom.js";
 import { bytes, count, duration, percent, ranges } from "./format.js";
 import { showLinks } from "./links.js";
+import { openRank } from "./rank.js";
 import { keepToken, watch } from "./source.js";
 
 /** How many slow ranks are listed. */
@@ -26,7 +29,8 @@ function showSummary(job) {
   const ill = job.nodes.filter((node) => node.health !== "ok").length;
   const share = job.lags.find((lag) => lag.rank === job.straggler)?.share;
   const entries = [
-    ["Phase", job.phase, job.reason],
+    // The cause of a failure is above.
+    ["Phase", job.phase, job.failure ? "" : job.reason],
     ["Steps per second", job.steps_per_second?.toFixed(2) ?? "none yet"],
     [
       "Straggler",
@@ -54,7 +58,7 @@ function showFailure({ failure }) {
     failure.tensor && `tensor '${failure.tensor}'`,
   ];
   const place = where.filter(Boolean).join(", ");
-  const hint = failure.hint ? ` ${failure.hint}` : "";
+  const hint = failure.hint && ` ${failure.hint[0].toUpperCase()}${failure.hint.slice(1)}.`;
   setText(byId("failure"), `The job failed${place && ` (${place})`}: ${failure.what}.${hint}`);
 }
 
@@ -87,14 +91,17 @@ function showHosts(job) {
     const [name, health, squares] = button.children;
     setText(name, node.host);
     setText(health, `${describe(node)}, ${node.health}`);
-    button.className = node.health === "ok" ? "well" : "ill";
+    button.className = { ok: "well", failed: "failed" }[node.health] ?? "ill";
     button.setAttribute("aria-pressed", `${at === chosen}`);
     button.tabIndex = at === (chosen ?? 0) ? 0 : -1;
     each(squares, ranksOf(node), () => make("span", "rank"), (square, rank) => {
       const share = waited.get(rank) ?? 0;
       square.style.setProperty("--share", share.toFixed(2));
+      const failed = rank === job.failure?.rank;
       square.classList.toggle("left", node.left_ranks.includes(rank));
-      square.title = `rank ${rank}, the others wait for it ${percent(share)} of the time`;
+      square.classList.toggle("failed", failed);
+      const waits = `the others wait for it ${percent(share)} of the time`;
+      square.title = `rank ${rank}, ${failed ? "failed" : waits}`;
     });
     squares.setAttribute("aria-hidden", "true");
   });
@@ -131,6 +138,10 @@ function showHost(job) {
   if (!node) return place.replaceChildren();
   if (!place.firstElementChild) {
     const table = make("div", "wide", make("table"));
+    table.addEventListener("click", ({ target }) => {
+      const button = target.closest("button");
+      if (button) openRank(Number(button.dataset.rank), button);
+    });
     table.tabIndex = 0;
     table.setAttribute("role", "group");
     table.setAttribute("aria-label", "Ranks of the host");
@@ -153,8 +164,9 @@ function showHost(job) {
     heads: ["Rank", "Steps", "Steps/s", "Blocked", "Others wait"],
     rows: (report?.ranks ?? []).map((rank) => ({
       slow: rank.rank === job.straggler,
+      failed: rank.rank === job.failure?.rank,
       cells: [
-        `${rank.rank}`,
+        { button: `${rank.rank}`, rank: rank.rank },
         { number: `${rank.steps}` },
         { number: stepsPerSecond(rank)?.toFixed(2) ?? "—" },
         { number: percent(rank.exposed) },
@@ -214,6 +226,26 @@ function list(names) {
   return names.slice(0, 8).join(", ") + (more > 0 ? ` and ${more} more` : "");
 }
 
+/** Each algorithm with its predicted and observed time, and the sentence behind it. */
+function showChoices({ choices }) {
+  const time = (seconds) => ({ number: seconds == null ? "—" : duration(seconds) });
+  fillTable(byId("choices"), {
+    heads: ["Collective", "Pieces", "Hosts", "Algorithm", "Predicted", "Observed", "Operations"],
+    rows: choices.map((it) => ({
+      cells: [
+        it.collective,
+        `up to ${bytes(it.bytes)}${it.pieces > 1 ? `, ${it.pieces} in a row` : ""}`,
+        { number: `${it.nodes}` },
+        { brief: it.algorithm, more: `${it.spec}. ${it.reason}` },
+        time(it.predicted_seconds),
+        time(it.observed_seconds),
+        { number: `${it.operations}` },
+      ],
+    })),
+    none: "Nothing has moved between hosts yet.",
+  });
+}
+
 function showLog(place, entries) {
   const create = () => make("li", "", make("time"), make("span"));
   each(place, [...entries].reverse(), create, (item, { seconds, text }) => {
@@ -237,9 +269,12 @@ function showStatus(job) {
   showSummary(job);
   showHosts(job);
   showHost(job);
+  showBars(job, waits(job));
+  showCharts(job);
   showStragglers(job);
   showLinks(job.nodes);
   showOperations(job);
+  showChoices(job);
   showLog(byId("decisions"), job.decisions);
   showLog(byId("events"), job.events);
 }

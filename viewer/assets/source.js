@@ -22,15 +22,21 @@ class Refused extends Error {
   }
 }
 
-async function open(signal) {
+async function request(path, signal) {
   const token = sessionStorage.getItem(TOKEN);
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const answer = await fetch("/api/v1/watch", { headers, signal, cache: "no-store" });
-  if (answer.ok) return answer.body;
+  const answer = await fetch(path, { headers, signal, cache: "no-store" });
+  if (answer.ok) return answer;
   const { error, hint } = await answer.json();
   const needsToken = answer.status === 401;
   const isFinal = needsToken || [403, 421, 503].includes(answer.status);
   throw new Refused(needsToken ? error : `${error}: ${hint}`, { needsToken, isFinal });
+}
+
+/** The JSON at a path of the API. */
+export async function ask(path) {
+  const answer = await request(path, AbortSignal.timeout(SILENCE));
+  return answer.json();
 }
 
 /** The events of a stream of bytes, one after the other: `{name, data}`. */
@@ -63,7 +69,8 @@ async function watchOnce(show) {
   };
   heard();
   try {
-    for await (const { name, data } of events(await open(abort.signal), heard)) {
+    const { body } = await request("/api/v1/watch", abort.signal);
+    for await (const { name, data } of events(body, heard)) {
       if (name === "status") show.status(data);
       if (name === "end") return data.reason;
     }

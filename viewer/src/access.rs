@@ -152,6 +152,12 @@ impl Access {
         Ok(Self::new(listen, names.into_iter().filter(|name| !name.is_empty()), token))
     }
 
+    /// Whether all requests that are answered have a token. Only then an answer may have what the
+    /// secret of the job protects elsewhere: other users of this host can reach a loopback address.
+    pub fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
     /// Whether a request with these headers, `Host` and `Authorization`, may be answered.
     ///
     /// # Errors

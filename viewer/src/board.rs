@@ -6,16 +6,19 @@ use std::{
 };
 
 use gradwire_coordinator::{Inspection, Watched};
-use gradwire_proto::pb::StatusResponse;
+use gradwire_proto::pb::{Explanation, StatusResponse};
 use tonic::Status;
 
 use crate::{
-    json,
+    json, over_time,
     view::{Lags, Shares},
 };
 
 /// How long the answer to a single request is used for others.
 const FRESH: Duration = Duration::from_millis(500);
+
+/// The same for what ranks do: all of them are asked for each answer.
+const FRESH_RANKS: Duration = Duration::from_secs(2);
 
 /// The job as JSON, for all viewers of the page.
 #[derive(Debug)]
@@ -25,6 +28,10 @@ pub struct Board {
     newest: parking_lot::Mutex<Newest>,
     /// For single requests. The lock is held while the coordinator answers one.
     answer: tokio::sync::Mutex<Option<(Instant, Arc<str>)>>,
+    /// What the ranks do. The lock is held while they answer.
+    explanation: tokio::sync::Mutex<Option<(Instant, Arc<Explanation>)>>,
+    /// The last minutes, and how far they go.
+    over_time: parking_lot::Mutex<Option<(Duration, Arc<str>)>>,
 }
 
 #[derive(Debug, Default)]
@@ -56,8 +63,8 @@ impl Newest {
 impl Board {
     /// The JSON of this job.
     pub fn new(inspection: Arc<Inspection>) -> Self {
-        let (newest, answer) = Default::default();
-        Self { inspection, newest, answer }
+        let (newest, answer, explanation, over_time) = Default::default();
+        Self { inspection, newest, answer, explanation, over_time }
     }
 
     /// Snapshots until the job is over.
@@ -71,6 +78,31 @@ impl Board {
     /// The JSON of a watched snapshot, or of a newer one.
     pub fn json(&self, snapshot: &StatusResponse) -> Arc<str> {
         self.newest.lock().json(snapshot)
+    }
+
+    /// The last minutes of the job as JSON.
+    pub fn over_time(&self) -> Arc<str> {
+        let points = self.inspection.over_time();
+        let end = points.last().map(|point| point.at).unwrap_or_default();
+        let mut made = self.over_time.lock();
+        match &*made {
+            Some((until, json)) if *until == end => json.clone(),
+            _ => made.insert((end, over_time::of(&points).to_string().into())).1.clone(),
+        }
+    }
+
+    /// What the ranks do now, at most two seconds old; `None` once the job is over. Requests share
+    /// an answer, so the ranks are asked rarely, however many requests there are (BOUND).
+    pub async fn explain(&self) -> Option<Arc<Explanation>> {
+        let mut answer = self.explanation.lock().await;
+        match &*answer {
+            Some((made, explained)) if made.elapsed() < FRESH_RANKS => Some(explained.clone()),
+            _ => {
+                let explained = Arc::new(self.inspection.explain(false).await?);
+                *answer = Some((Instant::now(), explained.clone()));
+                Some(explained)
+            }
+        }
     }
 
     /// The JSON of the job now; `None` once it is over.

@@ -2,7 +2,7 @@
 
 use gradwire_proto::{
     Failure,
-    pb::{Entry, NodeReport, NodeStatus, StatusResponse},
+    pb::{Choice, Entry, NodeReport, NodeStatus, StatusResponse},
 };
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn seconds(milliseconds: u64) -> f64 {
 
 /// The state of a job. `shares` are the shares of the time in which the others wait for each rank.
 pub fn of(status: &StatusResponse, shares: &Shares) -> Value {
-    let nodes: Vec<Value> = status.nodes.iter().map(node).collect();
+    let nodes: Vec<Value> = status.nodes.iter().map(|it| node(status, it, shares)).collect();
     let running = status.operations.iter().map(|operation| {
         json!({
             "sequence": operation.sequence,
@@ -65,6 +65,7 @@ pub fn of(status: &StatusResponse, shares: &Shares) -> Value {
         "process_set_count": status.process_set_count,
         "process_sets": sets.collect::<Vec<_>>(),
         "lags": lags.collect::<Vec<_>>(),
+        "choices": status.choices.iter().map(choice).collect::<Vec<_>>(),
         "decisions": entries(&status.decisions),
         "events": entries(&status.events),
     })
@@ -81,28 +82,53 @@ fn failure(failure: &Failure) -> Value {
     })
 }
 
-fn node(node: &NodeStatus) -> Value {
+fn choice(choice: &Choice) -> Value {
+    // `ring(segments=4)` is a ring.
+    let algorithm = choice.spec.split('(').next().unwrap_or_default();
+    json!({
+        "collective": choice.collective,
+        "nodes": choice.nodes,
+        "bytes": choice.bytes,
+        "pieces": choice.pieces,
+        "algorithm": algorithm,
+        "spec": choice.spec,
+        "predicted_seconds": choice.predicted_seconds,
+        "observed_seconds": (choice.observed > 0).then_some(choice.mean_seconds),
+        "operations": choice.operations,
+        "reason": choice.reason,
+    })
+}
+
+fn node(status: &StatusResponse, node: &NodeStatus, shares: &Shares) -> Value {
     json!({
         "host": node.host,
         "first_rank": node.first_rank,
         "ranks": node.slots,
         "rack": node.rack,
-        "health": view::health(node),
+        "health": view::health(status, node),
         "silent_seconds": seconds(node.silent_ms),
         "left_ranks": node.left_ranks,
         "reconnections": node.reconnections,
-        "report": node.report.as_ref().map(report),
+        "report": node.report.as_ref().map(|it| report(it, node, shares)),
     })
 }
 
-fn report(report: &NodeReport) -> Value {
+fn report(report: &NodeReport, node: &NodeStatus, shares: &Shares) -> Value {
     let ranks = report.ranks.iter().map(|rank| {
+        let parts = view::parts(rank, node, shares);
         json!({
             "rank": rank.rank,
             "steps": rank.steps,
             "step_seconds": rank.step_seconds,
             "exposed": rank.exposed,
             "since_step_seconds": rank.since_step_seconds,
+            "time": {
+                "compute": parts.compute,
+                "ranks": parts.ranks,
+                "negotiation": parts.negotiation,
+                "transfer": parts.transfer,
+                "copies": parts.copies,
+            },
         })
     });
     let peers = report.peers.iter().map(|peer| {
@@ -122,6 +148,7 @@ fn report(report: &NodeReport) -> Value {
         "pieces_in_flight": report.pieces_in_flight,
         "queued_tensors": report.queued_tensors,
         "stalled_tensors": report.stalled_tensors,
+        "operations_per_second": report.operations_per_second,
     })
 }
 

@@ -7,6 +7,8 @@
 //!
 //! - [`view`]: the figures for people; pure
 //! - [`json`]: the state of a job for programs; pure
+//! - [`over_time`]: the last minutes of a job for charts; pure
+//! - [`rank`]: what one rank does now; pure
 //! - [`trace`]: joins the events of all nodes, and writes a file for Perfetto; pure
 //! - [`spans`]: sends steps as spans to a collector
 //! - [`access`]: access control; pure
@@ -21,7 +23,11 @@ pub mod access;
 pub mod board;
 pub mod json;
 #[cfg(feature = "serve")]
+pub mod over_time;
+#[cfg(feature = "serve")]
 pub mod pages;
+#[cfg(feature = "serve")]
+pub mod rank;
 #[cfg(feature = "serve")]
 pub mod spans;
 pub mod trace;

@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     Router,
-    extract::{Request, State},
+    extract::{Path, Request, State},
     http::{
         HeaderMap, HeaderValue, StatusCode,
         header::{
@@ -35,13 +35,21 @@ use crate::{
 const PAGE: &str = include_str!("../assets/page.html");
 const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
+const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
 /// The files of the page: name, type and content. They say nothing about a job, so they need no
 /// token.
-const ASSETS: [(&str, &str, &str); 7] = [
-    ("/assets/page.css", "text/css; charset=utf-8", include_str!("../assets/page.css")),
+const ASSETS: [(&str, &str, &str); 14] = [
+    ("/assets/page.css", STYLE, include_str!("../assets/page.css")),
+    ("/assets/pictures.css", STYLE, include_str!("../assets/pictures.css")),
+    ("/assets/uplot.css", STYLE, include_str!("../assets/uplot/uPlot.min.css")),
+    ("/assets/uplot.js", SCRIPT, include_str!("../assets/uplot/uPlot.iife.min.js")),
+    ("/assets/uplot.txt", TEXT, include_str!("../assets/uplot/LICENSE")),
+    ("/assets/bars.js", SCRIPT, include_str!("../assets/bars.js")),
+    ("/assets/charts.js", SCRIPT, include_str!("../assets/charts.js")),
+    ("/assets/rank.js", SCRIPT, include_str!("../assets/rank.js")),
     ("/assets/page.js", SCRIPT, include_str!("../assets/page.js")),
     ("/assets/source.js", SCRIPT, include_str!("../assets/source.js")),
     ("/assets/dom.js", SCRIPT, include_str!("../assets/dom.js")),
@@ -59,21 +67,28 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
                       frame-ancestors 'none'";
 
 /// The paths of the API.
-const PATHS: [(&str, &str); 3] = [
+const PATHS: [(&str, &str); 5] = [
     ("/api/v1/status", "the state of the job"),
     ("/api/v1/watch", "the same as server-sent events, twice per second"),
-    ("/api/v1/schema", "the JSON Schema of both"),
+    ("/api/v1/history", "the last 15 minutes"),
+    ("/api/v1/ranks/{rank}", "what a rank does now"),
+    ("/api/v1/schema", "the JSON Schema of the state of the job"),
 ];
 
 /// The page and the API of one job.
 pub fn router(inspection: Arc<Inspection>, access: Access) -> Router {
     let access = Arc::new(access);
+    let with_stacks = access.has_token();
+    let one_rank =
+        async move |board: State<Arc<Board>>, at: Path<String>| rank(board, at, with_stacks).await;
     let shown = Router::new()
         .route("/", get(async || ([(CONTENT_TYPE, HTML)], PAGE)))
         .route("/api/v1/", get(index))
         .route("/api/v1", get(index))
         .route("/api/v1/status", get(status))
         .route("/api/v1/watch", get(watch))
+        .route("/api/v1/history", get(history))
+        .route("/api/v1/ranks/{rank}", get(one_rank))
         .route("/api/v1/schema", get(async || ([(CONTENT_TYPE, JSON)], SCHEMA)))
         .route("/api/{*path}", get(unknown))
         .method_not_allowed_fallback(not_allowed)
@@ -182,6 +197,26 @@ async fn status(State(board): State<Arc<Board>>) -> Response {
     match board.look().await {
         Some(json) => ([(CONTENT_TYPE, JSON)], json.to_string()).into_response(),
         None => over(),
+    }
+}
+
+async fn history(State(board): State<Arc<Board>>) -> Response {
+    ([(CONTENT_TYPE, JSON)], board.over_time().to_string()).into_response()
+}
+
+async fn rank(
+    State(board): State<Arc<Board>>,
+    Path(rank): Path<String>,
+    with_stacks: bool,
+) -> Response {
+    let Some(explained) = board.explain().await else { return over() };
+    let number = rank.parse().ok();
+    match number.and_then(|rank| crate::rank::of(&explained, rank, with_stacks)) {
+        Some(seen) => ([(CONTENT_TYPE, JSON)], seen.to_string()).into_response(),
+        None => {
+            let what = format!("the job has no rank {rank:?} that is known");
+            error(StatusCode::NOT_FOUND, &what, "/api/v1/status lists the ranks")
+        }
     }
 }
 

@@ -99,10 +99,27 @@ pub fn exposed(report: &NodeReport) -> Option<f64> {
     (!report.ranks.is_empty()).then(|| sum / report.ranks.len() as f64)
 }
 
-/// The health of a node, in a word or two.
-pub fn health(node: &NodeStatus) -> String {
+/// The mean share of the time in which the ranks of a job were blocked.
+pub fn exposed_of_all(status: &StatusResponse) -> Option<f64> {
+    let (count, sum) =
+        ranks(status).fold((0.0, 0.0), |(count, sum), rank| (count + 1.0, sum + rank.exposed));
+    (count > 0.0).then_some(sum / count)
+}
+
+/// Whether the failure of the job names this node, or one of its ranks.
+pub fn has_failed(status: &StatusResponse, node: &NodeStatus) -> bool {
+    status.failure.as_ref().is_some_and(|failure| {
+        let ranks = node.first_rank..node.first_rank.saturating_add(node.slots);
+        failure.host == node.host || failure.rank.is_some_and(|rank| ranks.contains(&rank))
+    })
+}
+
+/// The health of a node of this job, in a word or two.
+pub fn health(status: &StatusResponse, node: &NodeStatus) -> String {
     let stalled = node.report.as_ref().map_or(0, |report| report.stalled_tensors);
-    if node.silent_ms > SILENT_MS {
+    if has_failed(status, node) {
+        "failed".to_owned()
+    } else if node.silent_ms > SILENT_MS {
         format!("silent {:.0} s", node.silent_ms as f64 / 1e3)
     } else if stalled > 0 {
         format!("{stalled} stalled")
@@ -110,6 +127,38 @@ pub fn health(node: &NodeStatus) -> String {
         format!("{} left", node.left_ranks.len())
     } else {
         "ok".to_owned()
+    }
+}
+
+/// How a rank spends its time, as shares of it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Parts {
+    /// It is not blocked.
+    pub compute: f64,
+    /// It waits until other ranks have submitted.
+    pub ranks: f64,
+    /// It waits for the order of the coordinator, although all ranks have submitted.
+    pub negotiation: f64,
+    /// It waits until the result is on its node.
+    pub transfer: f64,
+    /// It waits until the result is in its memory.
+    pub copies: f64,
+}
+
+/// How a rank of `node` spends its time. Its daemon can't know whether an order is late because of
+/// ranks of other nodes; `shares` says for how long tensors waited for those.
+pub fn parts(rank: &RankReport, node: &NodeStatus, shares: &Shares) -> Parts {
+    let blocked = rank.blocked.unwrap_or_default();
+    let here = node.first_rank..node.first_rank.saturating_add(node.slots);
+    let others: f64 =
+        shares.iter().filter(|(rank, _)| !here.contains(rank)).map(|(_, share)| share).sum();
+    let others = others.min(blocked.negotiate);
+    Parts {
+        compute: (1.0 - rank.exposed).clamp(0.0, 1.0),
+        ranks: blocked.gather + others,
+        negotiation: blocked.negotiate - others,
+        transfer: blocked.transfer,
+        copies: blocked.publish,
     }
 }
 
@@ -179,6 +228,7 @@ pub fn percent(share: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::pb::Blocked;
     use gradwire_tests::sample::status;
 
     use super::*;
@@ -227,6 +277,25 @@ mod tests {
     }
 
     #[test]
+    fn waits_for_other_nodes_are_not_negotiation() {
+        let mut status = status(1000);
+        let rank = &mut status.nodes[0].report.as_mut().unwrap().ranks[0];
+        rank.exposed = 0.75;
+        rank.blocked =
+            Some(Blocked { gather: 0.125, negotiate: 0.375, transfer: 0.25, publish: 0.0 });
+        let rank = status.nodes[0].report.as_ref().unwrap().ranks[0].clone();
+        // Rank 1 is on the same node.
+        let parts = |shares: &Shares| parts(&rank, &status.nodes[0], shares);
+        let expected =
+            Parts { compute: 0.25, ranks: 0.125, negotiation: 0.375, transfer: 0.25, copies: 0.0 };
+        assert_eq!(parts(&[(1, 0.5)].into()), expected);
+        let (ranks, negotiation) = (0.375, 0.125);
+        assert_eq!(parts(&[(3, 0.25)].into()), Parts { ranks, negotiation, ..expected });
+        let (ranks, negotiation) = (0.5, 0.0);
+        assert_eq!(parts(&[(2, 0.5), (3, 0.5)].into()), Parts { ranks, negotiation, ..expected });
+    }
+
+    #[test]
     fn rates_and_health_follow_from_reports() {
         let mut status = status(1000);
         assert_eq!(slowest(ranks(&status)), Some(20.0));
@@ -236,7 +305,16 @@ mod tests {
         assert_eq!(flows[&(1, 0)], Flow { rate: 1e7, share: None });
         status.nodes[0].silent_ms = 2500;
         status.nodes[1].report.as_mut().unwrap().stalled_tensors = 2;
-        assert_eq!([0, 1].map(|at| health(&status.nodes[at])), ["silent 2 s", "2 stalled"]);
+        let healths = |of: &StatusResponse| of.nodes.iter().map(|it| health(of, it)).collect();
+        let found: Vec<String> = healths(&status);
+        assert_eq!(found, ["silent 2 s", "2 stalled"]);
+        // Only the node at fault has failed, whether it is named or only its rank.
+        let failure = gradwire_proto::pb::Failure { rank: Some(3), ..Default::default() };
+        status.failure = Some(failure);
+        assert_eq!(healths(&status)[1], "failed");
+        let host = gradwire_proto::pb::Failure { host: "a".into(), ..Default::default() };
+        status.failure = Some(host);
+        assert_eq!(healths(&status), ["failed", "2 stalled"]);
         // A rank that has stood still for 4 s makes at most a step in that time.
         let still =
             RankReport { step_seconds: 0.05, since_step_seconds: 4.0, ..RankReport::default() };

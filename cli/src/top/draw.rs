@@ -126,9 +126,9 @@ fn table(
 /// The hosts, unhealthy ones first.
 fn hosts(look: Look<'_>) -> Table<'static> {
     let mut nodes: Vec<_> = look.status.nodes.iter().enumerate().collect();
-    nodes.sort_by_key(|(_, node)| view::health(node) == "ok");
+    nodes.sort_by_key(|(_, node)| view::health(look.status, node) == "ok");
     let row = |(at, node): &(usize, &gradwire_proto::pb::NodeStatus)| {
-        let health = view::health(node);
+        let health = view::health(look.status, node);
         let style = if health == "ok" { look.color(Color::Green) } else { look.alarm() };
         let last = (u64::from(node.first_rank) + u64::from(node.slots)).saturating_sub(1);
         let ranks = match node.slots {

@@ -60,9 +60,9 @@ fn summary(status: &StatusResponse, shares: &Shares) -> String {
     let straggler = view::straggler(shares).map_or_else(String::new, |(rank, share)| {
         format!(", straggler: rank {rank} ({} of the time)", view::percent(share))
     });
-    let ill = status.nodes.iter().filter(|node| view::health(node) != "ok");
+    let ill = status.nodes.iter().filter(|node| view::health(status, node) != "ok");
     let ill: String =
-        ill.map(|node| format!(", host {}: {}", node.host, view::health(node))).collect();
+        ill.map(|node| format!(", host {}: {}", node.host, view::health(status, node))).collect();
     printable(&format!(
         "{:.1} s: job {} {}, {steps}, {} operations done, {} in flight, {} waiting{straggler}{ill}",
         status.uptime_ms as f64 / 1e3,

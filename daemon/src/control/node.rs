@@ -29,6 +29,7 @@ use crate::{
     },
     metrics::{self, PeerTraffic, Times},
     model::{
+        blocked::Reached,
         job::{Job, Outgoing, ReportPanic},
         operation::AT_ONCE,
         tensor::{LocalTensor, TensorKey, Ticket},
@@ -359,6 +360,15 @@ impl Node {
         }
     }
 
+    /// Notes when these submissions reached their phases, before their ranks can go on.
+    fn note(&self, tickets: &[Ticket], reached: &Reached) {
+        for ticket in tickets {
+            if let Some(worker) = self.workers.get(ticket.local_rank) {
+                worker.activity.ended(reached);
+            }
+        }
+    }
+
     /// Notifies the ranks of a removed tensor that it has succeeded.
     pub(crate) fn complete(&self, key: &TensorKey, removed: Removed, aux: u64) {
         self.complete_tickets(&removed.tickets, aux);
@@ -393,13 +403,16 @@ impl LaneEvents for Weak<Node> {
         // at once.
         let ended = piece.tensors.iter().filter(|(tensor, elements)| tensor.published(*elements));
         let ended: Vec<_> =
-            ended.map(|(tensor, _)| (&tensor.key, running.queue.remove(&tensor.key))).collect();
+            ended.map(|(tensor, _)| (tensor, running.queue.remove(&tensor.key))).collect();
         // The coordinator is notified before a rank can react to its own notification.
         if piece.sequence != AT_ONCE {
             node.job.send(Outgoing::Done(piece.sequence));
         }
-        for (key, removed) in ended {
-            node.complete(key, removed, 0);
+        for (tensor, removed) in ended {
+            let (announced, ordered) = (tensor.announced, piece.ordered);
+            let reached = Reached { announced, ordered, complete, published: Instant::now() };
+            node.note(&removed.tickets, &reached);
+            node.complete(&tensor.key, removed, 0);
         }
         let times = Times { ordered: piece.ordered, complete, published: Instant::now() };
         metrics::operation(piece.tensors.len(), piece.bytes, times);

@@ -10,7 +10,11 @@ use gradwire_proto::pb;
 use procfs::process::Process;
 
 use super::node::{Node, Running};
-use crate::{metrics, workers::activity::Total};
+use crate::{
+    metrics,
+    model::blocked::{self, Phase},
+    workers::activity::Total,
+};
 
 /// The time between two reports, unless heartbeats are less frequent.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -32,6 +36,9 @@ const MAX_PEERS: usize = 24;
 struct Counts {
     at: Instant,
     ranks: Vec<Total>,
+    /// What each of these ranks waits for.
+    phases: Vec<Option<Phase>>,
+    operations: u64,
     /// Bytes sent to each node and received from it.
     traffic: Vec<(u64, u64)>,
 }
@@ -91,7 +98,8 @@ fn counts(node: &Node, running: &Running, now: Instant) -> Counts {
         }
     }
     let traffic = running.traffic.iter().map(metrics::PeerTraffic::bytes).collect();
-    Counts { at: now, ranks, traffic }
+    let phases = running.queue.phases(ranks.len());
+    Counts { at: now, ranks, phases, operations: metrics::operations(), traffic }
 }
 
 /// The rates of change between two moments.
@@ -100,14 +108,19 @@ fn rates(before: &Counts, now: &Counts) -> pb::Report {
     let mut report = pb::Report::default();
     for (index, rank) in now.ranks.iter().enumerate() {
         let last = before.ranks.get(index).copied().unwrap_or_default();
-        let blocked = rank.blocked.saturating_sub(last.blocked).as_secs_f64();
+        let blocked = rank.blocked.saturating_sub(last.blocked);
+        let parts = std::array::from_fn(|at| rank.parts[at].saturating_sub(last.parts[at]));
+        let phase = now.phases.get(index).copied().flatten();
         let since = rank.last_step.map(|at| now.at.saturating_duration_since(at).as_secs_f32());
         report.rank_steps.push(u32::try_from(rank.steps).unwrap_or(u32::MAX));
         report.rank_step_seconds.push(rank.step.unwrap_or_default().as_secs_f32());
-        report.rank_exposed.push((blocked / passed).min(1.0) as f32);
+        report.rank_exposed.push((blocked.as_secs_f64() / passed).min(1.0) as f32);
+        let shares = blocked::shares(blocked, &parts, phase, passed);
+        report.rank_blocked.extend(shares.map(|share| (share * 255.0).round() as u8));
         report.rank_since_step_seconds.push(since.unwrap_or_default());
     }
     let rate = |now: u64, before: u64| (now.saturating_sub(before) as f64 / passed) as f32;
+    report.operations_per_second = rate(now.operations, before.operations);
     let nothing = vec![(0, 0); now.traffic.len()];
     let last = if before.traffic.is_empty() { &nothing } else { &before.traffic };
     let peers = now.traffic.iter().zip(last).enumerate();
@@ -133,7 +146,8 @@ mod tests {
     use super::*;
 
     fn counts(at: Instant, ranks: usize, traffic: &[(u64, u64)]) -> Counts {
-        Counts { at, ranks: vec![Total::default(); ranks], traffic: traffic.to_vec() }
+        let (ranks, phases) = (vec![Total::default(); ranks], vec![None; ranks]);
+        Counts { at, ranks, phases, operations: 0, traffic: traffic.to_vec() }
     }
 
     #[test]
@@ -145,16 +159,22 @@ mod tests {
             steps: 10,
             blocked: Duration::from_secs(1),
             last_step: Some(began),
-            step: None,
+            ..Total::default()
         };
         let mut now = counts(after(2000), 2, &[(0, 0), (5000, 2500)]);
         now.ranks[0] = Total {
             steps: 14,
             blocked: Duration::from_millis(1500),
+            parts: [100, 0, 300, 0].map(Duration::from_millis),
             last_step: Some(after(1800)),
             step: Some(Duration::from_millis(450)),
         };
+        now.phases[0] = Some(Phase::Negotiate);
+        now.operations = 8;
         let report = rates(&before, &now);
+        // Blocked for 500 ms of 2 s; 100 ms of these belong to what it still waits for.
+        assert_eq!(report.rank_blocked, [13, 13, 38, 0, 0, 0, 0, 0]);
+        assert_eq!(report.operations_per_second, 4.0);
         assert_eq!(report.rank_steps, [14, 0]);
         assert_eq!(report.rank_step_seconds, [0.45, 0.0]);
         assert_eq!(report.rank_exposed, [0.25, 0.0]);
@@ -175,10 +195,12 @@ mod tests {
         let later = began + Duration::from_millis(3);
         let mut now = counts(later, MAX_RANKS, &[(u64::MAX, u64::MAX); 300]);
         before.ranks.iter_mut().for_each(|rank| rank.last_step = Some(began));
+        now.operations = u64::MAX;
         now.ranks.iter_mut().for_each(|rank| {
             *rank = Total {
                 steps: u64::MAX,
                 blocked: Duration::MAX,
+                parts: [Duration::MAX / 8; 4],
                 last_step: Some(later),
                 step: Some(Duration::MAX),
             };

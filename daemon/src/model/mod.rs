@@ -7,10 +7,12 @@
 //! - `memory`: the workers' memory, the only module with unsafe code
 //! - `agreement`: the agreement on a tensor, and the part of it that concerns this node
 //! - `tensor`: a tensor that local ranks have submitted
+//! - `blocked`: what a rank is blocked by
 //! - `operation`: the orders of the coordinator
 //! - `job`: the job's identity and phase, and the messages to the coordinator
 
 pub(crate) mod agreement;
+pub(crate) mod blocked;
 pub(crate) mod elastic;
 pub(crate) mod hint;
 pub(crate) mod job;

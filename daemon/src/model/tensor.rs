@@ -228,6 +228,11 @@ impl QueuedTensor {
         self.unordered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
+    /// Whether all of its elements have been ordered.
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.agreement.get().is_some() && self.unordered.load(Ordering::Relaxed) == 0
+    }
+
     /// Sets how many local ranks have not allocated yet.
     #[cfg(test)]
     pub(crate) fn expect_allocations(&self, ranks: u32) {

@@ -27,6 +27,7 @@ use self::sets::{ProcessSet, Sets};
 use crate::{
     metrics,
     model::{
+        blocked::Phase,
         members::Members,
         milliseconds,
         tensor::{
@@ -422,6 +423,27 @@ impl TensorQueue {
             }
         }
         (count, found)
+    }
+
+    /// The phase of the tensor that each of the first local ranks has waited for longest.
+    pub(crate) fn phases(&self, ranks: usize) -> Vec<Option<Phase>> {
+        let mut oldest: Vec<Option<(Instant, Phase)>> = vec![None; ranks];
+        for item in &self.entries {
+            let Some((since, _)) = item.waits else { continue };
+            let phase = match &item.announced {
+                None => Phase::Gather,
+                Some(tensor) if tensor.is_ordered() => Phase::Transfer,
+                Some(_) => Phase::Negotiate,
+            };
+            for local in item.submitted() {
+                if let Some(found) = oldest.get_mut(local.local_rank as usize)
+                    && found.is_none_or(|(before, _)| since < before)
+                {
+                    *found = Some((since, phase));
+                }
+            }
+        }
+        oldest.into_iter().map(|found| found.map(|(_, phase)| phase)).collect()
     }
 
     /// Whether the wait of any tensor for local ranks must be reported (WAIT): it has lasted for

@@ -10,7 +10,10 @@ use gradwire_shm::control::{Activity, Progress};
 use gradwire_telemetry::Gauge;
 use parking_lot::Mutex;
 
-use crate::metrics::RankMetrics;
+use crate::{
+    metrics::RankMetrics,
+    model::blocked::{BlockedBy, Parts, Reached},
+};
 
 /// How a local rank spends its time.
 #[derive(Debug)]
@@ -22,6 +25,7 @@ pub(crate) struct RankActivity {
     since_step: OnceLock<Gauge>,
     step: OnceLock<Gauge>,
     total: Mutex<Total>,
+    blocked_by: BlockedBy,
 }
 
 /// The activity of a local rank since it attached.
@@ -30,6 +34,8 @@ pub(crate) struct Total {
     pub(crate) steps: u64,
     /// The time in which a thread was blocked in a wait.
     pub(crate) blocked: Duration,
+    /// The parts of that time, as far as the operations that it waited for have ended.
+    pub(crate) parts: Parts,
     pub(crate) last_step: Option<Instant>,
     /// The time per step of its last steps; kept until the next step.
     pub(crate) step: Option<Duration>,
@@ -53,7 +59,8 @@ impl RankActivity {
     pub(crate) fn new(rank: Rank, activity: Activity) -> Self {
         let metrics = RankMetrics::new(rank);
         let (since_step, step, total) = Default::default();
-        Self { rank, activity, metrics, since_step, step, total }
+        let blocked_by = BlockedBy::new(Instant::now());
+        Self { rank, activity, metrics, since_step, step, total, blocked_by }
     }
 
     /// A ticket that the rank waits for, if it can do nothing until an operation ends, and how many
@@ -62,12 +69,18 @@ impl RankActivity {
         self.activity.stuck()
     }
 
+    /// An operation of the rank ends, which has reached its phases at these times.
+    pub(crate) fn ended(&self, reached: &Reached) {
+        self.blocked_by.ended(self.activity.blocked(), reached);
+    }
+
     /// Adds new progress to the metrics, and returns the total.
     pub(crate) fn look(&self) -> Total {
         let mut total = self.total.lock();
         let progress = self.activity.look();
         self.metrics.add(&progress);
         total.add(&progress, Instant::now());
+        total.parts = self.blocked_by.look();
         if let Some(since) = progress.since_step {
             let gauge = self.since_step.get_or_init(|| RankMetrics::since_step(self.rank));
             gauge.set(since.as_secs_f64());

@@ -131,6 +131,13 @@ impl Activity {
         stuck::look(&self.page, in_flight).map(|ticket| (ticket, in_flight))
     }
 
+    /// How long the rank has been blocked, as it says itself (TRUST). The time may be far off while
+    /// a wait begins or ends. This takes no lock.
+    pub fn blocked(&self) -> Duration {
+        let threads = || self.page.blocked_threads().load(Acquire);
+        Duration::from_nanos(total(self.page.blocked_time(), threads))
+    }
+
     /// The increase since the last call.
     pub fn look(&self) -> Progress {
         let mut last = self.last.lock();

@@ -182,6 +182,19 @@ fn the_page_and_its_api_only_show_the_job() {
     let [one, two, three] = [(); 3].map(|()| uptimes.next().unwrap());
     assert!(one < two && two < three);
 
+    over_time(&job, &first);
+    // Stacks are for those with a token, and everybody on this host can see this page.
+    let seen = get(&first, "/api/v1/ranks/3").json();
+    assert_eq!((&seen["rank"], &seen["host"]), (&3.into(), &"127.0.0.2".into()), "{seen:#}");
+    assert!(seen["pid"].as_u64() > Some(1) && seen["submitted"].as_u64() > Some(0), "{seen:#}");
+    assert!(!seen["operations"].as_array().unwrap().is_empty(), "{seen:#}");
+    assert!(seen["stacks"].is_null(), "TRUST: {seen:#}");
+    for unknown in ["4", "-1", "x", "99999999999"] {
+        let none = get(&first, &format!("/api/v1/ranks/{unknown}"));
+        assert_eq!(none.code, 404, "{unknown}");
+        assert!(none.error().0.contains("no rank"), "{none:?}");
+    }
+
     // Only GET, no other path, no other host's name.
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
         for path in ["/", "/api/v1/status", "/api/v1/watch"] {
@@ -208,6 +221,30 @@ fn the_page_and_its_api_only_show_the_job() {
     job.finish().assert_code(0);
 }
 
+/// The history of a job in which the others wait for rank 3, once it has a point.
+fn over_time(job: &Job, page: &str) {
+    let history = job.wait_for("a point", || {
+        let history = get(page, "/api/v1/history").json();
+        let points = history["seconds"].as_array().unwrap().len();
+        (points > 0 && history["step_seconds"][points - 1].is_f64()).then_some(history)
+    });
+    let points = history["seconds"].as_array().unwrap().len();
+    let last = |list: &Value| {
+        let list = list.as_array().unwrap();
+        assert_eq!(list.len(), points, "{history:#}");
+        list[points - 1].as_f64().unwrap()
+    };
+    assert!(last(&history["step_seconds"]) >= 0.05, "{history:#}");
+    assert!(last(&history["operations_per_second"]) > 0.0, "{history:#}");
+    assert!(last(&history["resident_bytes"]) > 1e6, "{history:#}");
+    let blocked = last(&history["blocked"]);
+    assert!((0.0..=1.0).contains(&blocked), "{history:#}");
+    assert_eq!(history["ranks"][0]["rank"], 3, "{history:#}");
+    assert!(last(&history["ranks"][0]["waited"]) > 0.1, "{history:#}");
+    assert_eq!(history["links"].as_array().unwrap().len(), 2, "{history:#}");
+    assert!(last(&history["links"][1]["bytes_per_second"]) > 0.0, "{history:#}");
+}
+
 #[test]
 fn viewers_learn_why_the_job_failed() {
     let mut job = slow_rank_3();
@@ -227,6 +264,14 @@ fn viewers_learn_why_the_job_failed() {
     assert_eq!((&failure["rank"], &failure["host"]), (&2.into(), &"127.0.0.2".into()), "{last:#}");
     assert!(failure["what"].as_str().unwrap().contains("killed"), "{last:#}");
     assert_eq!(last["phase"], "failed");
+    // The cause is there once, and its host is marked.
+    let health = [0, 1].map(|node| last["nodes"][node]["health"] == "failed");
+    assert_eq!(health, [false, true], "{last:#}");
+    for log in ["events", "decisions"] {
+        let entries = last[log].as_array().unwrap();
+        let tells = |entry: &Value| entry["text"].as_str().unwrap().contains("killed");
+        assert!(!entries.iter().any(tells), "{log}: {last:#}");
+    }
     // The last reports of the nodes are still there.
     assert!(last["nodes"][0]["report"].is_object(), "{last:#}");
     job.finish();
