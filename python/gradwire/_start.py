@@ -346,6 +346,36 @@ def _number(name: str) -> int:
         ) from None
 
 
+def _torchrun_place() -> tuple[int, int, int, int]:
+    """Returns torchrun's numbers: the rank, all ranks, the local rank, the ranks of this node.
+
+    With numbers that contradict each other, ranks would wait for one that does not exist.
+    """
+    rank, size, local_rank, slots, port = map(_number, (*_TORCHRUN[:4], "MASTER_PORT"))
+    first = rank - local_rank
+    for holds, name, expected in (
+        (size >= 1, "WORLD_SIZE", "1 or more"),
+        (0 <= rank < size, "RANK", f"from 0 to {size - 1}, since WORLD_SIZE is {size}"),
+        (1 <= slots <= size, "LOCAL_WORLD_SIZE", f"from 1 to {size}, since WORLD_SIZE is {size}"),
+        (
+            0 <= local_rank < slots,
+            "LOCAL_RANK",
+            f"from 0 to {slots - 1}, since LOCAL_WORLD_SIZE is {slots}",
+        ),
+        (
+            0 <= first <= size - slots,
+            "LOCAL_RANK",
+            f"the rank's place on its node, whose {slots} ranks follow each other: RANK is {rank} "
+            f"and WORLD_SIZE is {size}",
+        ),
+        (1 <= port <= 65535, "MASTER_PORT", "from 1 to 65535"),
+    ):
+        if not holds:
+            text = f"{name}={os.environ[name]}: it must be {expected}"
+            raise InvalidRequest(text, kind="invalid")
+    return rank, size, local_rank, slots
+
+
 def _own_address(master: str, port: int) -> str:
     """Returns this machine's address on the route to the master, where others can reach it."""
     family, _, _, _, address = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
@@ -388,7 +418,7 @@ def _store() -> Any:
 
 
 def _join_torchrun() -> None:
-    rank, size, local_rank, slots = map(_number, _TORCHRUN[:4])
+    rank, size, local_rank, slots = _torchrun_place()
     store = _store()
     first = rank - local_rank
     address = _own_address(os.environ["MASTER_ADDR"], _number("MASTER_PORT"))
