@@ -18,6 +18,7 @@ is over, and the launcher has set torchrun's variables as well.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import itertools
 import json
 import os
@@ -33,7 +34,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _native, _roll, _variables
+from gradwire import _answers, _native, _roll, _variables
 from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
@@ -384,7 +385,7 @@ def _own_address(master: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def _store() -> Any:
+def _store() -> _answers.Store:
     """Returns the part of torchrun's store for the next job."""
     global _torchrun_store
     try:
@@ -396,17 +397,19 @@ def _store() -> Any:
             kind="not-launched",
         ) from None
     within = timedelta(seconds=_timeout())
+    host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+    answers = _answers.Answers(f"{host}:{port}", within)
     if _torchrun_store is None:
-        host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
         # As torch's rendezvous, except that rank 0 does not wait here: nothing would name the ranks
         # that are missing. Torch uses the same server for its own groups.
         hosts = _number("RANK") == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         if not hosts:
             _roll.wait_for_store(host, port, within)
+        make = functools.partial(TCPStore, wait_for_workers=False, multi_tenant=hosts)
         try:
-            store = TCPStore(
-                host, port, None, hosts, within, wait_for_workers=False, multi_tenant=hosts
-            )
+            store = answers.to(make, host, port, None, hosts, within)
+        except NotLaunched:
+            raise
         except RuntimeError as error:
             raise _roll.taken(host, port, error) from None
         # Torchrun may restart all of its processes with the same store.
@@ -414,7 +417,7 @@ def _store() -> Any:
             f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
         )
     _torchrun_store.set_timeout(within)
-    return job_store(_torchrun_store)
+    return _answers.Store(job_store(_torchrun_store), answers)
 
 
 def _join_torchrun() -> None:

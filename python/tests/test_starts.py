@@ -524,6 +524,18 @@ def test_contradictions_of_torchrun_are_refused(
     assert accepted in done.stdout and "did not answer" not in done.stdout, done.stdout
 
 
+def test_a_store_that_is_stopped_is_named(job: Job) -> None:
+    # Torch waits without a limit for the answers of a store that has accepted its connection.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "HOROVOD_START_TIMEOUT": "1"}
+        done = job(SCRIPT, ranks=None, **(variables | place))
+    assert done.returncode == 1, done.stdout
+    expected = f"NotLaunched: the ranks' store at 127.0.0.1:{port} has not answered for 6 s"
+    assert expected in done.stdout, done.stdout
+
+
 def test_process_sets_at_the_start(job: Job) -> None:
     done = job(
         """
