@@ -18,6 +18,7 @@ is over, and the launcher has set torchrun's variables as well.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import itertools
 import json
 import os
@@ -33,7 +34,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _native, _roll, _variables
+from gradwire import _answers, _native, _roll, _variables
 from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
@@ -346,6 +347,36 @@ def _number(name: str) -> int:
         ) from None
 
 
+def _torchrun_place() -> tuple[int, int, int, int]:
+    """Returns torchrun's numbers: the rank, all ranks, the local rank, the ranks of this node.
+
+    With numbers that contradict each other, ranks would wait for one that does not exist.
+    """
+    rank, size, local_rank, slots, port = map(_number, (*_TORCHRUN[:4], "MASTER_PORT"))
+    first = rank - local_rank
+    for holds, name, expected in (
+        (size >= 1, "WORLD_SIZE", "1 or more"),
+        (0 <= rank < size, "RANK", f"from 0 to {size - 1}, since WORLD_SIZE is {size}"),
+        (1 <= slots <= size, "LOCAL_WORLD_SIZE", f"from 1 to {size}, since WORLD_SIZE is {size}"),
+        (
+            0 <= local_rank < slots,
+            "LOCAL_RANK",
+            f"from 0 to {slots - 1}, since LOCAL_WORLD_SIZE is {slots}",
+        ),
+        (
+            0 <= first <= size - slots,
+            "LOCAL_RANK",
+            f"the rank's place on its node, whose {slots} ranks follow each other: RANK is {rank} "
+            f"and WORLD_SIZE is {size}",
+        ),
+        (1 <= port <= 65535, "MASTER_PORT", "from 1 to 65535"),
+    ):
+        if not holds:
+            text = f"{name}={os.environ[name]}: it must be {expected}"
+            raise InvalidRequest(text, kind="invalid")
+    return rank, size, local_rank, slots
+
+
 def _own_address(master: str, port: int) -> str:
     """Returns this machine's address on the route to the master, where others can reach it."""
     family, _, _, _, address = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
@@ -354,7 +385,7 @@ def _own_address(master: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def _store() -> Any:
+def _store() -> _answers.Store:
     """Returns the part of torchrun's store for the next job."""
     global _torchrun_store
     try:
@@ -366,17 +397,19 @@ def _store() -> Any:
             kind="not-launched",
         ) from None
     within = timedelta(seconds=_timeout())
+    host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+    answers = _answers.Answers(f"{host}:{port}", within)
     if _torchrun_store is None:
-        host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
         # As torch's rendezvous, except that rank 0 does not wait here: nothing would name the ranks
         # that are missing. Torch uses the same server for its own groups.
         hosts = _number("RANK") == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         if not hosts:
             _roll.wait_for_store(host, port, within)
+        make = functools.partial(TCPStore, wait_for_workers=False, multi_tenant=hosts)
         try:
-            store = TCPStore(
-                host, port, None, hosts, within, wait_for_workers=False, multi_tenant=hosts
-            )
+            store = answers.to(make, host, port, None, hosts, within)
+        except NotLaunched:
+            raise
         except RuntimeError as error:
             raise _roll.taken(host, port, error) from None
         # Torchrun may restart all of its processes with the same store.
@@ -384,11 +417,11 @@ def _store() -> Any:
             f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
         )
     _torchrun_store.set_timeout(within)
-    return job_store(_torchrun_store)
+    return _answers.Store(job_store(_torchrun_store), answers)
 
 
 def _join_torchrun() -> None:
-    rank, size, local_rank, slots = map(_number, _TORCHRUN[:4])
+    rank, size, local_rank, slots = _torchrun_place()
     store = _store()
     first = rank - local_rank
     address = _own_address(os.environ["MASTER_ADDR"], _number("MASTER_PORT"))

@@ -539,6 +539,42 @@ def test_half_of_torchruns_variables(job: Job) -> None:
     assert "NotLaunched" in done.stdout and "LOCAL_RANK" in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("variables", "name", "accepted"),
+    [
+        ({"RANK": "2"}, "RANK=2", "from 0 to 1, since WORLD_SIZE is 2"),
+        ({"RANK": "-1"}, "RANK=-1", "from 0 to 1"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0", "1 or more"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3", "from 1 to 2"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2", "from 0 to 1, since LOCAL_WORLD_SIZE is 2"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0", "whose 2 ranks follow each other"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999", "from 1 to 65535"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT='http'", "a number"),
+    ],
+)
+def test_contradictions_of_torchrun_are_refused(
+    variables: dict[str, str], name: str, accepted: str, job: Job
+) -> None:
+    right = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = job(SCRIPT, ranks=None, **(right | place | variables))
+    assert done.returncode == 1, done.stdout
+    assert f"InvalidRequest: {name}: it must be " in done.stdout, done.stdout
+    assert accepted in done.stdout and "did not answer" not in done.stdout, done.stdout
+
+
+def test_a_store_that_is_stopped_is_named(job: Job) -> None:
+    # Torch waits without a limit for the answers of a store that has accepted its connection.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "HOROVOD_START_TIMEOUT": "1"}
+        done = job(SCRIPT, ranks=None, **(variables | place))
+    assert done.returncode == 1, done.stdout
+    expected = f"NotLaunched: the ranks' store at 127.0.0.1:{port} has not answered for 6 s"
+    assert expected in done.stdout, done.stdout
+
+
 def test_process_sets_at_the_start(job: Job) -> None:
     done = job(
         """
