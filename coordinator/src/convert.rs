@@ -195,11 +195,8 @@ fn report(wire: &pb::Report) -> Result<pb::NodeReport, WireError> {
         step_seconds: wire.rank_step_seconds[at].into(),
         exposed: wire.rank_exposed[at].into(),
         since_step_seconds: wire.rank_since_step_seconds[at].into(),
-<<<<<<< HEAD
         paused: at < 32 && wire.paused_ranks >> at & 1 == 1,
-=======
         blocked: Some(blocked(&wire.rank_blocked[4 * at..][..4])),
->>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
     });
     let peers = wire.peers.iter().enumerate().map(|(at, &node)| pb::PeerReport {
         node,

@@ -16,11 +16,8 @@ use tonic::Status;
 use crate::{
     explanation::{self, Detail},
     inbox::Inbound,
-<<<<<<< HEAD
     permits::Permits,
-=======
     timeline::{Point, Timeline},
->>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
     traces::{Traced, Traces},
     viewers::{INTERVAL, Viewers, Watched},
 };
@@ -34,25 +31,17 @@ pub struct Inspection {
     inbox: mpsc::Sender<Inbound>,
     viewers: Viewers,
     traces: Arc<Traces>,
-<<<<<<< HEAD
     pub(crate) permits: Permits,
-=======
     timeline: Arc<parking_lot::Mutex<Timeline>>,
->>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
     page: OnceLock<SocketAddr>,
     /// The newest requested snapshot, and when it was made.
     newest: Mutex<Option<(Instant, Arc<StatusResponse>)>>,
 }
 
 impl Inspection {
-<<<<<<< HEAD
     pub(crate) fn new(inbox: mpsc::Sender<Inbound>, traces: Arc<Traces>, permits: Permits) -> Self {
-        let (viewers, page) = (Viewers::default(), OnceLock::new());
-        Self { inbox, viewers, traces, permits, page, newest: Mutex::default() }
-=======
-    pub(crate) fn new(inbox: mpsc::Sender<Inbound>, traces: Arc<Traces>) -> Self {
         let (viewers, timeline, page, newest) = Default::default();
-        Self { inbox, viewers, traces, timeline, page, newest }
+        Self { inbox, viewers, traces, permits, timeline, page, newest }
     }
 
     /// The last minutes of the job, to which the runtime adds.
@@ -64,7 +53,6 @@ impl Inspection {
     /// thread.
     pub fn over_time(&self) -> Vec<Arc<Point>> {
         self.timeline.lock().points()
->>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
     }
 
     /// Sets the address of the status page, which snapshots contain from now on.

@@ -232,11 +232,8 @@ impl Runtime {
                 self.step(Event::Tick);
             }
             if now >= next_beat {
-<<<<<<< HEAD
                 self.watch();
-=======
                 self.remember();
->>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
                 self.beat(self.traces.is_wanted(), |_| true);
                 next_beat = now + self.heartbeat_interval;
             }

@@ -1177,19 +1177,16 @@ pub struct Report {
     /// that have waited too long for local ranks
     #[prost(uint32, tag = "13")]
     pub stalled_tensors: u32,
-<<<<<<< HEAD
     /// a bit for each of the first 32 local ranks
     #[prost(fixed32, tag = "14")]
     pub paused_ranks: u32,
-=======
     /// For each of these ranks four bytes, as parts of 255: the shares of the time that it was blocked
     /// until local ranks had submitted, until the order, until the result, until it had the result.
-    #[prost(bytes = "vec", tag = "14")]
+    #[prost(bytes = "vec", tag = "15")]
     pub rank_blocked: ::prost::alloc::vec::Vec<u8>,
     /// that ended on this node
-    #[prost(float, tag = "15")]
+    #[prost(float, tag = "16")]
     pub operations_per_second: f32,
->>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
 }
 /// No rank of this node can do anything until one of its operations ends, and none is running here.
 /// Repeated while it is so. What the node sends before or the coordinator orders afterwards makes it
@@ -1609,13 +1606,11 @@ pub struct RankReport {
     /// 0 before the first one
     #[prost(double, tag = "5")]
     pub since_step_seconds: f64,
-<<<<<<< HEAD
     /// its program makes no steps for a while
     #[prost(bool, tag = "6")]
     pub paused: bool,
-=======
     /// the parts of `exposed`
-    #[prost(message, optional, tag = "6")]
+    #[prost(message, optional, tag = "7")]
     pub blocked: ::core::option::Option<Blocked>,
 }
 /// What a rank was blocked by, as shares of the time.
@@ -1633,7 +1628,6 @@ pub struct Blocked {
     /// until the result was in the memory of the rank
     #[prost(double, tag = "4")]
     pub publish: f64,
->>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct PeerReport {

@@ -340,12 +340,9 @@ fn report(node: u32, nodes: u32, uptime: Duration) -> pb::Report {
         pieces_in_flight: 8,
         queued_tensors: 16,
         stalled_tensors: 0,
-<<<<<<< HEAD
         paused_ranks: 0,
-=======
         rank_blocked: vec![((1.0 - full) * 255.0) as u8, 0, 0, 0],
         operations_per_second: 100.0,
->>>>>>> 612569c6553f4967f1ea1b154265a4a683f6cf1f
     }
 }
 
