@@ -177,6 +177,7 @@ mod options;
 mod outcome;
 mod panics;
 mod process_set;
+pub mod record;
 #[expect(unsafe_code, reason = "moves the memory of tensors to another daemon")]
 mod rejoin;
 mod results;
