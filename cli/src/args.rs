@@ -7,7 +7,7 @@ use gradwire_bench::args::Bench;
 use gradwire_launcher::args::{ElasticOptions, JobOptions, SettingsOptions};
 use gradwire_settings::StopSignal;
 
-use crate::{algorithms, doctor, explain, lab, role::Role, status, trace, why};
+use crate::{algorithms, doctor, explain, lab, replay, role::Role, status, trace, why};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -74,6 +74,9 @@ pub enum Command {
     /// Record a running job in a trace file for Perfetto or Chrome.
     #[command(after_help = "Example: gradwire trace --seconds 5 -o trace.json")]
     Trace(trace::Options),
+    /// Run one recorded rank alone, with the results of the recorded job.
+    #[command(after_help = "Example: gradwire replay DIR --rank 3 -- python -m pdb train.py")]
+    Replay(replay::Options),
     /// The processes that a job consists of.
     #[command(flatten)]
     Role(Role),
@@ -154,6 +157,9 @@ pub struct Run {
     /// Show what would be started, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
+    /// What is recorded.
+    #[command(flatten)]
+    pub record: replay::RecordOptions,
     /// How its membership may change.
     #[command(flatten)]
     pub elastic: ElasticOptions,

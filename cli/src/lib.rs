@@ -10,6 +10,7 @@
 //! - [`find`]: finds the jobs of this host
 //! - [`doctor`]: `gradwire doctor`
 //! - [`lab`]: commands that `gradwire-lab` runs
+//! - [`replay`]: `gradwire run --record` and `gradwire replay`
 //! - [`show`]: `gradwire config show`
 //! - [`status`]: `gradwire status`
 //! - [`top`]: `gradwire top`
@@ -32,6 +33,7 @@ pub mod find;
 pub mod job;
 pub mod lab;
 pub mod process;
+pub mod replay;
 pub mod role;
 pub mod show;
 pub mod status;

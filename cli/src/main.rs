@@ -13,7 +13,7 @@ use gradwire_cli::{
     job::{Files, discover, prepare, start},
     lab::become_lab,
     process::{block_on, environment, load, print},
-    show, status, top, trace, why,
+    replay, show, status, top, trace, why,
 };
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
@@ -75,6 +75,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             block_on(trace::run(&address, &options))??;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Replay(options) => replay::run(&options),
         Command::Bench(Measurement::Negotiation(_) | Measurement::Resources(_))
         | Command::Probe(_)
         | Command::Simulate(_) => Err(become_lab()),
@@ -112,6 +113,7 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
     let program = program.ok_or_else(|| CommandError::usage("the program's name is empty"))?;
     let mut plan = Plan::new(nodes, program, words, &loaded)?;
     let variables = run.variables.into_iter();
+    plan.record = run.record.plan(plan.size(), elastic.is_some())?;
     plan.elastic = elastic.map(|(elastic, _)| elastic);
     plan.exported = variables.filter_map(|(name, value)| Some((name, value?))).collect();
     if run.dry_run {

@@ -63,6 +63,9 @@ _LAUNCH = tuple(
         "LAUNCHED",
         "DAEMON_METRICS",
         "COORDINATOR_METRICS",
+        "RECORD",
+        "RECORD_BYTES",
+        "REPLAY",
     ]
 )
 # These remain after ``shutdown`` from a job whose ranks don't change: scripts may read them.

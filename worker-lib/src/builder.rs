@@ -1,6 +1,7 @@
 //! Attaching: from settings to a session.
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -24,8 +25,10 @@ use crate::{
     epoch::Membership,
     error::Result,
     handover,
-    launch::{Launch, Place, bad},
-    panics, rejoin,
+    launch::{Launch, Place, Recording, bad},
+    panics,
+    record::session as session_record,
+    rejoin,
     session::{Limits, Session},
     shared::Shared,
     stats::Counts,
@@ -85,7 +88,8 @@ impl Session {
     ) -> SessionBuilder {
         let socket = socket.into();
         let (place, stderr) = (Place::LocalRank(local_rank), String::new());
-        let launch = Launch { job, secret, socket, place, stderr, tuning: RankSettings::default() };
+        let (tuning, recording) = (RankSettings::default(), None);
+        let launch = Launch { job, secret, socket, place, stderr, tuning, recording };
         SessionBuilder { launch, cancel: None, any_thread: false }
     }
 }
@@ -187,6 +191,13 @@ impl SessionBuilder {
         self
     }
 
+    /// Records what this rank receives, in a new folder and at most this many bytes: see
+    /// [`crate::record`].
+    pub fn record(mut self, folder: impl Into<PathBuf>, bytes: u64) -> Self {
+        self.launch.recording = Some(Recording { folder: folder.into(), bytes });
+        self
+    }
+
     /// A flag that cancels [`SessionBuilder::attach`] within 100 ms once it is true.
     pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
         self.cancel = Some(cancel);
@@ -214,6 +225,7 @@ impl SessionBuilder {
             let reason = format!("it must be at least {MIN_IN_FLIGHT}");
             return Err(bad("max_in_flight", &given, reason));
         }
+        let record = session_record::file_of(&launch)?;
         let process = std::process::id();
         let counts = Arc::<Counts>::default();
         let cancelled = || cancel.as_ref().is_some_and(|flag| flag.load(Relaxed));
@@ -225,6 +237,11 @@ impl SessionBuilder {
             None => waits::attach(&launch, &counts, &cancelled)?,
             Some(_) => waits::attach_after(Epoch(0), &launch, &counts, &limit)?,
         };
+        if let Some((file, limit)) = record {
+            let recorder = session_record::Recorder::start(file, &launch, &world, limit)?;
+            // It is the first one.
+            let _ = shared.recorder.set(recorder);
+        }
         let (job, tuning) = (launch.job.clone(), launch.tuning.clone());
         let arena = arena(&shared, job.clone(), &tuning);
         let attached = world.epoch;

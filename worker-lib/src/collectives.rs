@@ -282,7 +282,8 @@ impl Session {
                 Target::New => output.lend(),
                 Target::InPlace | Target::Given(_) => output.lend_mut(),
             };
-            memory.extend([input.lend(), result]);
+            let has_result = expected[part].shape.is_some();
+            memory.extend([input.lend(), result.with_result(has_result)]);
         }
         // Last, so that a refused call is not counted: other ranks don't know of it.
         let numbered = match (way, &name) {

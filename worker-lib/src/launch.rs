@@ -3,7 +3,7 @@
 //! The environment is an argument, so that reading it is a pure function. Settings are those of
 //! `gradwire-keys`: their defaults, units and ranges are declared there.
 
-use std::{collections::HashMap, env};
+use std::{collections::HashMap, env, path::PathBuf};
 
 use gradwire_keys::{Origin, RankSettings, SettingsError};
 use gradwire_proto::{JobId, Secret};
@@ -48,6 +48,35 @@ impl Place {
     }
 }
 
+/// That the rank is to be recorded ([`crate::record`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Recording {
+    /// The folder of its record, which is made.
+    pub(crate) folder: PathBuf,
+    /// The most bytes of the record.
+    pub(crate) bytes: u64,
+}
+
+impl Recording {
+    /// The variable of the folder.
+    pub(crate) const FOLDER: &str = "GRADWIRE_RECORD";
+    /// The variable of the limit.
+    pub(crate) const BYTES: &str = "GRADWIRE_RECORD_BYTES";
+
+    fn read(variables: &HashMap<String, String>, place: Place) -> Result<Option<Self>> {
+        let Some(folder) = variables.get(Self::FOLDER).filter(|folder| !folder.is_empty()) else {
+            return Ok(None);
+        };
+        if place.worker().is_some() {
+            let reason = "ranks of an elastic job can't be recorded";
+            return Err(bad(Self::FOLDER, folder, reason));
+        }
+        let bytes = variables.get(Self::BYTES).map_or("", String::as_str);
+        let bytes = bytes.parse().map_err(|_| bad(Self::BYTES, bytes, "it must be a number"))?;
+        Ok(Some(Self { folder: folder.into(), bytes }))
+    }
+}
+
 /// Everything that a session needs to attach.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
@@ -59,6 +88,7 @@ pub(crate) struct Launch {
     /// The pipe that is standard error under an agent (see [`crate::waits`]); may be empty.
     pub(crate) stderr: String,
     pub(crate) tuning: RankSettings,
+    pub(crate) recording: Option<Recording>,
 }
 
 impl Launch {
@@ -98,7 +128,8 @@ impl Launch {
         };
         let tuning = RankSettings::load(&variables).map_err(|error| refused(error, &variables))?;
         let stderr = variables.get(STDERR).cloned().unwrap_or_default();
-        Ok(Self { job, secret, socket, place, stderr, tuning })
+        let recording = Recording::read(&variables, place)?;
+        Ok(Self { job, secret, socket, place, stderr, tuning, recording })
     }
 }
 
@@ -217,6 +248,12 @@ mod tests {
             let text = read(&[(name, Some(given))]).unwrap_err().to_string();
             assert!(text.contains(name) && text.contains(given), "{text}");
         }
+        let recorded = (Recording::FOLDER, Some("/tmp/r/rank.3"));
+        let text = read(&[recorded, (Recording::BYTES, Some("much"))]).unwrap_err().to_string();
+        assert!(text.contains(Recording::BYTES) && text.contains("much"), "{text}");
+        let elastic = [recorded, (ELASTIC, Some("1")), (WORKER, Some("7"))];
+        let text = read(&elastic).unwrap_err().to_string();
+        assert!(text.contains("elastic job can't be recorded"), "{text}");
         let rule = read(&[("GRADWIRE_WORKER__ARENA_MAX_BYTES", Some("1MiB"))]).unwrap_err();
         assert!(rule.to_string().starts_with("worker.arena_max_bytes = 1048576 must be"), "{rule}");
         let text = read(&[(SECRET, Some("cafe"))]).unwrap_err().to_string();

@@ -179,6 +179,7 @@ mod outcome;
 mod panics;
 mod pause;
 mod process_set;
+pub mod record;
 #[expect(unsafe_code, reason = "moves the memory of tensors to another daemon")]
 mod rejoin;
 mod results;

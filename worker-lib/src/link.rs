@@ -97,6 +97,28 @@ impl World {
         })
     }
 
+    /// The daemon's message that [`World::check`] accepts.
+    pub(crate) fn to_wire(&self) -> pb::Attached {
+        let node = |node: &Node| pb::Node {
+            host: node.host.clone(),
+            first_rank: node.first_rank,
+            slots: node.slots,
+            ..Default::default()
+        };
+        pb::Attached {
+            rank: self.rank,
+            size: self.size,
+            local_rank: self.local_rank,
+            local_size: self.local_size,
+            cross_rank: self.cross_rank,
+            cross_size: self.cross_size,
+            epoch: self.epoch.0,
+            nodes: self.nodes.iter().map(node).collect(),
+            compression: self.compression.to_wire(),
+            coordinator: self.coordinator.to_string(),
+        }
+    }
+
     /// The name of this rank's node; empty if unknown.
     pub(crate) fn host(&self) -> &str {
         self.nodes
@@ -324,6 +346,7 @@ mod tests {
     #[test]
     fn a_place_in_the_world_is_checked() {
         assert_eq!(World::check(attached(), ONE).unwrap().host(), "b");
+        assert_eq!(World::check(attached(), ONE).unwrap().to_wire(), attached());
         let impossible = [
             pb::Attached { rank: 4, ..attached() },
             pb::Attached { size: 0, ..attached() },

@@ -41,8 +41,13 @@ pub(crate) struct Keep {
     block: Arc<ArenaBlock>,
     /// Dropped when the operation has ended.
     _owner: Option<Owner>,
-    /// The bytes of the block that the daemon writes.
-    written: Range<u64>,
+    /// Its bytes in the block.
+    bytes: Range<u64>,
+    /// Whether the program gets this memory back however the operation ends, so that the daemon's
+    /// writes must end with it.
+    is_written: bool,
+    /// Whether this rank gets a result there.
+    has_result: bool,
 }
 
 impl Keep {
@@ -53,11 +58,48 @@ impl Keep {
     pub(crate) fn take_back<'a>(
         all: impl IntoIterator<Item = &'a Self, IntoIter: Clone>,
     ) -> Result<(), SegmentError> {
-        let lent = all.into_iter().map(|keep| (&*keep.block, keep.written.clone()));
+        let written = |keep: &Self| if keep.is_written { keep.bytes.clone() } else { 0..0 };
+        let lent = all.into_iter().map(|keep| (&*keep.block, written(keep)));
         // SAFETY: `written` is not empty only while an operation may write there. Until it has
         // ended, its tensor is borrowed mutably by a blocking call or owned by a handle, so nobody
         // has a slice of it.
         unsafe { arena::take_back(lent) }
+    }
+
+    /// The same, if this rank gets a result there.
+    pub(crate) fn with_result(self, has_result: bool) -> Self {
+        Self { has_result, ..self }
+    }
+
+    /// The bytes of the result; none if there is no result.
+    pub(crate) fn result_bytes(&self) -> u64 {
+        if self.has_result { self.bytes.end - self.bytes.start } else { 0 }
+    }
+
+    /// Copies bytes from `at` on. The daemon has written them, and the program does not know that
+    /// yet.
+    ///
+    /// # Panics
+    /// Panics if there are fewer bytes.
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) {
+        let end = self.bytes.start + at + into.len() as u64;
+        assert!(end <= self.bytes.end, "only the result is read");
+        let start = self.block.as_ptr().wrapping_add((self.bytes.start + at) as usize);
+        let words = if start.addr().is_multiple_of(8) { into.len() / 8 } else { 0 };
+        // SAFETY: the memory is `into.len()` long, as checked above, and mapped while the block
+        // lives, which `self` keeps; it is aligned for the words. The loads are atomic, so they do
+        // not race with another thread's. There is no slice of it: the operation has not ended for
+        // the program.
+        let (from, rest) = unsafe {
+            let from = slice::from_raw_parts(start.cast::<AtomicU64>(), words);
+            let tail = start.wrapping_add(words * 8).cast::<AtomicU8>();
+            (from, slice::from_raw_parts(tail, into.len() - words * 8))
+        };
+        let (body, tail) = into.split_at_mut(words * 8);
+        for (to, from) in body.as_chunks_mut().0.iter_mut().zip(from) {
+            *to = from.load(Relaxed).to_ne_bytes();
+        }
+        tail.iter_mut().zip(rest).for_each(|(to, from)| *to = from.load(Relaxed));
     }
 }
 
@@ -117,12 +159,18 @@ impl Memory {
 
     /// Keeps the memory allocated while the daemon reads it.
     pub(crate) fn lend(&self) -> Keep {
-        Keep { block: self.block.clone(), _owner: self.owner.clone(), written: 0..0 }
+        Keep {
+            block: self.block.clone(),
+            _owner: self.owner.clone(),
+            bytes: self.start..self.start + self.byte_len(),
+            is_written: false,
+            has_result: false,
+        }
     }
 
     /// Keeps the memory allocated while the daemon writes it.
     pub(crate) fn lend_mut(&self) -> Keep {
-        Keep { written: self.start..self.start + self.byte_len(), ..self.lend() }
+        Keep { is_written: true, ..self.lend() }
     }
 
     /// Looks for values that are not finite. No operation on it is in flight.

@@ -42,15 +42,19 @@ use crate::{
     inspection::Inspection,
     link,
     memory::{Keep, Output},
+    record::session::Recorder,
     segments::Segments,
     stats::Counts,
-    tickets::{self, Key, NoTicket, Tickets},
+    tickets::{self, Key, NoTicket, Remains, Tickets},
     waiters::{LOOK_AROUND, Waiters},
     wakers::Wakers,
 };
 
 /// How long the daemon may take to answer when this rank leaves.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The table of operations.
+type Table = Tickets<Vec<Keep>, Vec<Output>>;
 
 /// An operation that has succeeded.
 pub(crate) type Done = tickets::Done<Vec<Output>>;
@@ -81,7 +85,7 @@ pub(crate) struct Shared {
     doorbell: OwnedFd,
     pub(crate) spin: Duration,
     /// Memory that an entry frees is dropped without this lock, because it goes back to the arena.
-    tickets: Mutex<Tickets<Vec<Keep>, Vec<Output>>>,
+    tickets: Mutex<Table>,
     end: OnceLock<Ending>,
     /// Why this process gives up, if it does.
     giving_up: OnceLock<Failure>,
@@ -104,6 +108,8 @@ pub(crate) struct Shared {
     pub(crate) tasks: Mutex<HashMap<Key, &'static str>>,
     /// The threads that are in a wait without a limit.
     pub(crate) waiters: Waiters,
+    /// Records what this rank receives, if that is wanted.
+    pub(crate) recorder: OnceLock<Recorder>,
 }
 
 /// An error that the program received: its text, and the failure that it reports, if any.
@@ -160,6 +166,7 @@ impl Shared {
             change: Mutex::new(None),
             tasks: Mutex::default(),
             waiters: Waiters::default(),
+            recorder: OnceLock::new(),
         }
     }
 
@@ -196,7 +203,12 @@ impl Shared {
             take_back(&lent);
             freed = lent;
             // If this process gave up by itself, its own reason is the first cause.
-            self.giving_up.get().cloned().map_or(end, Ending::Failed)
+            let end = self.giving_up.get().cloned().map_or(end, Ending::Failed);
+            if let Some(recorder) = self.recorder.get() {
+                let tickets = self.tickets.lock();
+                recorder.end(tickets.opened(), tickets.all_in_flight(), &end);
+            }
+            end
         });
         // Only now: releasing adopted memory checks whether the session has ended.
         drop(freed);
@@ -315,13 +327,17 @@ impl Shared {
             tickets.called_at(ticket, CallSite::of(&submission));
         }
         drop(tickets);
-        submission.ticket = opened.map_err(|refused| match refused {
+        let ticket = opened.map_err(|refused| match refused {
             NoTicket::InFlight { number, request: first, site } => {
                 GradwireError::Invalid(tickets::twice(name, number, &first, site, request))
             }
             // The end is visible once the memory is taken back.
             NoTicket::Closed => self.error_of(self.end.wait()),
         })?;
+        submission.ticket = ticket;
+        if let Some(recorder) = self.recorder.get() {
+            recorder.begin(ticket);
+        }
         Ok(Prepared { submission, began, inspection: None })
     }
 
@@ -388,6 +404,9 @@ impl Shared {
 
     /// Takes back the ticket of an operation that was not submitted and has no handle.
     pub(crate) fn withdraw(&self, ticket: u64) {
+        if let Some(recorder) = self.recorder.get() {
+            recorder.forget(ticket);
+        }
         self.tickets.lock().withdraw(ticket);
     }
 
@@ -464,10 +483,25 @@ impl Shared {
         while !tickets.is_closed()
             && let Some(completion) = self.control.pop_completion()?
         {
-            freed.push(tickets.end(completion.ticket, Ok(completion.aux)));
+            freed.push(self.end_one(&mut tickets, completion.ticket, Ok(completion.aux)));
         }
         drop(tickets);
         Ok(())
+    }
+
+    /// Ends an operation. Its results are recorded before anybody sees that it has ended.
+    fn end_one(
+        &self,
+        tickets: &mut Table,
+        ticket: u64,
+        outcome: Result<u64, Failure>,
+    ) -> Option<Remains<Vec<Keep>, Vec<Output>>> {
+        if let Some(recorder) = self.recorder.get()
+            && let Some(entry) = tickets.in_flight_one(ticket)
+        {
+            recorder.ended(ticket, &entry, &outcome);
+        }
+        tickets.end(ticket, outcome)
     }
 
     /// The request of an operation, if its results may go to other memory; once.
@@ -477,7 +511,7 @@ impl Shared {
 
     /// Ends an operation that has succeeded and is not in the ring.
     pub(crate) fn complete(&self, ticket: u64, aux: u64) {
-        let freed = self.tickets.lock().end(ticket, Ok(aux));
+        let freed = self.end_one(&mut self.tickets.lock(), ticket, Ok(aux));
         if freed.is_some() {
             self.control.answered();
             self.control.wake_all();
@@ -511,7 +545,7 @@ impl Shared {
                 }
                 failure.site = site.text();
             }
-            freed.extend(tickets.end(ticket, Err(failure)));
+            freed.extend(self.end_one(&mut tickets, ticket, Err(failure)));
         }
         drop(tickets);
         freed.len()

@@ -67,6 +67,23 @@ impl<K, R> Default for Tickets<K, R> {
     }
 }
 
+/// An operation in flight.
+pub(crate) struct InFlight<'a, K, R> {
+    pub(crate) key: &'a Key,
+    pub(crate) request: &'a Request,
+    pub(crate) memory: &'a K,
+    /// Other memory for its results.
+    pub(crate) moved: Option<&'a R>,
+}
+
+impl<K, R> Entry<K, R> {
+    fn in_flight(&self) -> Option<InFlight<'_, K, R>> {
+        let Self { key, request, memory, moved, .. } = self;
+        let memory = memory.as_ref().filter(|_| self.outcome.is_none())?;
+        Some(InFlight { key, request, memory, moved: moved.as_ref() })
+    }
+}
+
 /// Why an operation gets no ticket.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoTicket {
@@ -109,7 +126,7 @@ pub(crate) fn twice(
 }
 
 /// A request in a few words.
-fn described(request: &Request) -> String {
+pub(crate) fn described(request: &Request) -> String {
     let Request { collective, dtype, shape, reduce_op, root, .. } = request;
     let how = match collective {
         Collective::Allreduce | Collective::ReduceScatter => format!(" ({reduce_op})"),
@@ -173,6 +190,21 @@ impl<K, R> Tickets<K, R> {
         if let Some(entry) = self.entries.get_mut(&ticket) {
             entry.site = site;
         }
+    }
+
+    /// An operation, if it is in flight.
+    pub(crate) fn in_flight_one(&self, ticket: u64) -> Option<InFlight<'_, K, R>> {
+        self.entries.get(&ticket)?.in_flight()
+    }
+
+    /// All operations in flight, in no order.
+    pub(crate) fn all_in_flight(&self) -> impl Iterator<Item = (u64, InFlight<'_, K, R>)> {
+        self.entries.iter().filter_map(|(ticket, entry)| Some((*ticket, entry.in_flight()?)))
+    }
+
+    /// How many tickets there were.
+    pub(crate) fn opened(&self) -> u64 {
+        self.next - 1
     }
 
     /// Notes whether an operation waits behind a gate.

@@ -74,6 +74,32 @@ pub struct Plan {
     pub worker_settings: Variables,
     /// What the user sets for the ranks. It replaces what they get otherwise.
     pub exported: Variables,
+    /// What is recorded.
+    pub record: Option<Record>,
+}
+
+/// Ranks whose results are recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The folder, on each host; absolute.
+    pub folder: String,
+    /// The first and the last rank of each range.
+    pub ranks: Vec<(u32, u32)>,
+    /// The most bytes of the record of a rank.
+    pub bytes: u64,
+}
+
+impl Record {
+    /// The variables of a rank, as in worker-lib/src/launch.rs.
+    fn variables(&self, rank: u32) -> Variables {
+        if !self.ranks.iter().any(|(first, last)| (*first..=*last).contains(&rank)) {
+            return Variables::new();
+        }
+        variables([
+            ("GRADWIRE_RECORD", format!("{}/rank.{rank}", self.folder)),
+            ("GRADWIRE_RECORD_BYTES", self.bytes.to_string()),
+        ])
+    }
 }
 
 /// Facts that are known only once the daemons serve.
@@ -174,6 +200,7 @@ impl Plan {
             service_settings: settings.variables().collect(),
             worker_settings: worker.map(|row| (row.key.variable(), row.value.clone())).collect(),
             exported: Variables::new(),
+            record: None,
         })
     }
 
@@ -307,6 +334,7 @@ impl Plan {
             ("MASTER_ADDR", places.addresses[0].to_string()),
             ("MASTER_PORT", places.master_port.to_string()),
         ]));
+        all.extend(self.record.iter().flat_map(|record| record.variables(rank)));
         all.extend(self.exported.clone());
         all
     }
@@ -461,6 +489,18 @@ mod tests {
         let rank = plan.rank_variables(0, 0, &places(1));
         assert_eq!((&*rank["A"], &*rank["MASTER_PORT"]), ("1", "9"));
         assert!(!plan.daemon_variables(0, places(1).addresses[0], None).contains_key("A"));
+    }
+
+    #[test]
+    fn only_chosen_ranks_are_recorded() {
+        let mut plan = plan("a:4", None);
+        plan.record = Some(Record { folder: "/r".into(), ranks: vec![(0, 0), (2, 3)], bytes: 9 });
+        let folder =
+            |rank| plan.rank_variables(0, rank, &places(1)).get("GRADWIRE_RECORD").cloned();
+        assert_eq!(
+            [0, 1, 2].map(folder),
+            [Some("/r/rank.0".into()), None, Some("/r/rank.2".into())]
+        );
     }
 
     #[test]

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from gradwire import _start
-from gradwire.torch.distributed import _world
+from gradwire.torch.distributed import _replayed, _world
 from gradwire.torch.distributed._base import DEVICES, NAME
 from gradwire.torch.distributed._group import ProcessGroupGradwire
 from gradwire.torch.distributed._hook import DdpHookState, ddp_hook
@@ -90,6 +90,7 @@ def register() -> None:
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
         c10d._new_process_group_helper = _noting_helper
+    _replayed.register()
 
 
 def prepare(timeout: timedelta | None = None) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 from gradwire import _native, _quiet, _start
 from gradwire._errors import Cancelled, GradwireError, InvalidRequest, WaitTimeout
 from gradwire._world import before_removal, before_shutdown, init, is_initialized, session
-from gradwire.torch.distributed import _launch
+from gradwire.torch.distributed import _launch, _replayed
 
 _GRACE_SECONDS = 5.0
 _SLICE = 0.05
@@ -81,7 +81,7 @@ class World:
         self._requesting = threading.Lock()
         # The number of the last request of this rank, and of the request that its thread awaits.
         self._asked, self._awaits = 0, 0
-        self._ending = threading.Event()
+        self._leaving, self._ending = threading.Event(), threading.Event()
         self._changed = threading.Condition()
         self._sets: dict[Key, _native.ProcessSet | BaseException] = {}
         # All sets so far, also removed ones.
@@ -158,7 +158,7 @@ class World:
             # A store client handles one call at a time, and this thread blocks in calls, so it uses
             # a clone. Not beside another backend: PyTorch prints a message if a server ends while a
             # client waits.
-            waits = self._beside is None and hasattr(self._store, "clone")
+            waits = self._beside is None and hasattr(self._store, "clone") and not _replayed.is_on()
             store = self._store.clone() if waits else None
             for number in itertools.count(1):
                 self._awaits = number
@@ -182,6 +182,13 @@ class World:
 
     def _next_request(self, store: Any, number: int) -> bytes:
         key = f"{self._prefix}/{number}"
+        if _replayed.is_on():
+            return _replayed.recall(key, self._leaving)
+        request = self._stored_request(store, number, key)
+        _replayed.note(key, request)
+        return request
+
+    def _stored_request(self, store: Any, number: int, key: str) -> bytes:
         if store is not None:
             store.wait([key], _FOREVER)
             return bytes(store.get(key))
@@ -245,6 +252,7 @@ class World:
                     if (ranks, serial) not in self._known:
                         self._request({"ranks": ranks, "group": serial})
                 self._request({"closed": text})
+        self._leaving.set()
         # All ranks serve the same requests, up to the first one that closes the world.
         self._thread.join(_GRACE_SECONDS)
         self._ending.set()
