@@ -85,10 +85,10 @@ pub struct Failure {
     /// Where it happened; may be empty.
     pub host: String,
     /// The tensor concerned; may be empty.
-    pub tensor: String,
+    pub tensor: Box<str>,
     /// Where this rank's program has submitted the tensor, if it has. Only this rank knows it.
     #[serde(skip)]
-    pub site: Option<Arc<str>>,
+    pub site: Option<Arc<String>>,
 }
 
 /// The hint of a failure about which only the output of its process says more.
@@ -108,7 +108,7 @@ impl Failure {
             hint: String::new(),
             rank: None,
             host: String::new(),
-            tensor: String::new(),
+            tensor: Box::default(),
             site: None,
         }
     }
@@ -182,7 +182,7 @@ impl Failure {
 
     /// Adds the tensor concerned.
     #[must_use]
-    pub fn tensor(mut self, tensor: impl Into<String>) -> Self {
+    pub fn tensor(mut self, tensor: impl Into<Box<str>>) -> Self {
         self.tensor = tensor.into();
         self
     }
@@ -238,7 +238,7 @@ impl From<Failure> for pb::Failure {
             hint: failure.hint,
             rank: failure.rank.map(|r| r.0),
             host: failure.host,
-            tensor: failure.tensor,
+            tensor: failure.tensor.into(),
         }
     }
 }
@@ -253,7 +253,7 @@ impl From<pb::Failure> for Failure {
             hint: wire.hint,
             rank: wire.rank.map(Rank),
             host: wire.host,
-            tensor: wire.tensor,
+            tensor: wire.tensor.into(),
             site: None,
         }
     }

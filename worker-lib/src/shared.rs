@@ -541,9 +541,9 @@ impl Shared {
             if let Some((name, site)) = tickets.facts(ticket) {
                 // One failure may concern many operations.
                 if failure.tensor.is_empty() {
-                    failure.tensor = name.as_str().to_owned();
+                    failure.tensor = name.as_str().into();
                 }
-                failure.site = site.text();
+                failure.site = site.text().map(|text| Arc::new(text.to_string()));
             }
             freed.extend(self.end_one(&mut tickets, ticket, Err(failure)));
         }
