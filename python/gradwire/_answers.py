@@ -25,12 +25,12 @@ class Answers:
     """What a store answers. After the first call without an answer, no other one is tried.
 
     Args:
-        place: The host and port of the store, for errors.
+        name: The store, for errors.
         within: The time-out of the store for keys that are missing.
     """
 
-    def __init__(self, place: str, within: timedelta) -> None:
-        self._place, self._limit = place, (within + _LATER).total_seconds()
+    def __init__(self, name: str, within: timedelta) -> None:
+        self._name, self._limit = name, (within + _LATER).total_seconds()
         self._error: NotLaunched | None = None
 
     def to(self, call: Callable[..., T], *given: object) -> T:
@@ -52,8 +52,8 @@ class Answers:
         threading.Thread(target=run, name="gw-store", daemon=True).start()
         if concurrent.futures.wait([answer], self._limit).not_done:
             self._error = NotLaunched(
-                f"the ranks' store at {self._place} has not answered for {self._limit:g} s: is its "
-                "process, torchrun or rank 0, stopped, or the network to its host down?",
+                f"{self._name} has not answered for {self._limit:g} s: is its process, torchrun or "
+                "rank 0, stopped, or the network to its host down?",
                 kind="not-launched",
                 rank=0,
             )

@@ -401,7 +401,7 @@ def _store() -> _answers.Store:
         ) from None
     within = timedelta(seconds=_timeout())
     host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
-    answers = _answers.Answers(f"{host}:{port}", within)
+    answers = _answers.Answers(f"the ranks' store at {host}:{port}", within)
     if _torchrun_store is None:
         # As torch's rendezvous, except that rank 0 does not wait here: nothing would name the ranks
         # that are missing. Torch uses the same server for its own groups.

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gradwire import _roll, _start
+from gradwire import _answers, _roll, _start
 
 
 def machine() -> str:
@@ -55,6 +55,7 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
 
 def form(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     """Forms a job through a store in which nothing else uses these keys."""
+    store = _answers.Store(store, _answers.Answers("the process group's store", timeout))
     with _roll.Named(store, rank, size, timeout):
         _roll.come(store, rank)
         store.set(f"machine/{rank}", machine())
