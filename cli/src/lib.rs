@@ -12,6 +12,7 @@
 //! - [`lab`]: commands that `gradwire-lab` runs
 //! - [`show`]: `gradwire config show`
 //! - [`status`]: `gradwire status`
+//! - [`progress`]: `gradwire run --progress`
 //! - [`top`]: `gradwire top`
 //! - [`trace`]: `gradwire trace`
 //! - [`why`]: `gradwire why`
@@ -32,6 +33,7 @@ pub mod find;
 pub mod job;
 pub mod lab;
 pub mod process;
+pub mod progress;
 pub mod role;
 pub mod show;
 pub mod status;
