@@ -7,7 +7,7 @@ use gradwire_bench::args::Bench;
 use gradwire_launcher::args::{ElasticOptions, JobOptions, SettingsOptions};
 use gradwire_settings::StopSignal;
 
-use crate::{algorithms, doctor, explain, lab, replay, role::Role, status, trace, why};
+use crate::{algorithms, doctor, explain, lab, progress, replay, role::Role, status, trace, why};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -142,6 +142,14 @@ pub struct Run {
     /// `gradwire trace` traces a job that already runs.
     #[arg(long, visible_alias = "timeline-filename", value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Show the progress of the job in one line, which is rewritten.
+    ///
+    /// It has steps, time per step, share of the exchange and the slowest rank.
+    ///
+    /// auto: if standard error is a terminal.
+    #[arg(long, value_name = "WHEN", value_enum, default_value = "auto", num_args = 0..=1,
+        require_equals = true, default_missing_value = "auto")]
+    pub progress: progress::When,
     /// Set a variable for the ranks.
     ///
     /// They get the variables of the launcher in any case. Can be repeated.

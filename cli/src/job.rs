@@ -28,7 +28,7 @@ use tokio::{
 
 use crate::{
     process::{block_on, environment, load, log},
-    trace,
+    progress, trace,
 };
 
 /// The settings and hosts of a job that is to be started. `flags` are settings that the command
@@ -119,6 +119,8 @@ pub struct Files {
     pub metrics_sd: Option<PathBuf>,
     /// The file for the trace.
     pub trace: Option<PathBuf>,
+    /// Whether the line of progress is shown on the terminal.
+    pub progress: bool,
 }
 
 /// Runs a job from its start to its end, and returns its exit code. `discovery` is the script that
@@ -136,10 +138,12 @@ pub fn start(
     bare: bool,
 ) -> Result<ExitCode, CommandError> {
     let (serving, served) = watch::channel(None);
+    let (line, lines) = watch::channel(String::new());
     let options = Options {
         output_dir: files.output_dir,
         metrics_sd: files.metrics_sd,
         serving: Some(serving),
+        progress: files.progress.then_some(lines),
         discovery,
         verbose: at.verbose,
         bare,
@@ -148,34 +152,45 @@ pub fn start(
             .map_err(|error| CommandError::failed(format!("no working directory: {error}")))?,
     };
     let report = block_on(async {
+        let followed = files.progress.then(|| tokio::spawn(progress::follow(served.clone(), line)));
         let traced = async {
             if let Some(path) = files.trace.as_deref() {
-                trace_epochs(served, path).await;
+                trace_epochs(served, path, followed.is_some()).await;
             }
         };
         // The trace ends with the job, at the latest soon after it.
         let mut traced = pin!(traced);
         let job = launch::run(plan, &loaded.settings, options);
         let mut job = pin!(job);
-        tokio::select! {
+        let report = tokio::select! {
             report = &mut job => {
                 let _ = timeout(TRACE_END, traced).await;
                 report
             }
             () = &mut traced => job.await,
+        };
+        if let Some(followed) = &followed {
+            followed.abort();
         }
+        report
     })??;
     Ok(ExitCode::from(report.code))
 }
 
 /// Traces each epoch of a job that `served` announces, until the job ends. The names of the files
-/// of later epochs have their numbers before the extension.
-async fn trace_epochs(mut served: watch::Receiver<Option<(u64, SocketAddr)>>, path: &Path) {
+/// of later epochs have their numbers before the extension. `clears`: a line of progress may be on
+/// the terminal.
+async fn trace_epochs(
+    mut served: watch::Receiver<Option<(u64, SocketAddr)>>,
+    path: &Path,
+    clears: bool,
+) {
+    let clear = if clears { launch::progress::CLEAR } else { "" };
     while served.changed().await.is_ok() {
         let Some((epoch, address)) = *served.borrow_and_update() else { continue };
         match trace::whole(&address.to_string(), &file_of(path, epoch)).await {
-            Ok(summary) => print_line(&summary),
-            Err(error) => print_line(format_args!("trace: {error}")),
+            Ok(summary) => print_line(format_args!("{clear}{summary}")),
+            Err(error) => print_line(format_args!("{clear}trace: {error}")),
         }
     }
 }

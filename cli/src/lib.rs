@@ -13,6 +13,7 @@
 //! - [`replay`]: `gradwire run --record` and `gradwire replay`
 //! - [`show`]: `gradwire config show`
 //! - [`status`]: `gradwire status`
+//! - [`progress`]: `gradwire run --progress`
 //! - [`top`]: `gradwire top`
 //! - [`trace`]: `gradwire trace`
 //! - [`why`]: `gradwire why`
@@ -33,6 +34,7 @@ pub mod find;
 pub mod job;
 pub mod lab;
 pub mod process;
+pub mod progress;
 pub mod replay;
 pub mod role;
 pub mod show;

@@ -127,9 +127,9 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
         })?;
         return print(&dry_run::describe(&plan, &loaded.settings, &local));
     }
-    let Run { output_dir, metrics_sd, trace, .. } = run;
+    let Run { output_dir, metrics_sd, trace, progress, .. } = run;
     trace.as_deref().map_or(Ok(()), trace::check)?;
-    let files = Files { output_dir, metrics_sd, trace };
+    let files = Files { output_dir, metrics_sd, trace, progress: progress.applies() };
     start(plan, &loaded, &run.at, files, discovery, false)
 }
 

@@ -1,55 +1,32 @@
 //! Draws the screen of `gradwire top`. Pure: a snapshot goes in, cells come out.
 //!
-//! Colors are never the only mark: each mark is also a word or a number.
+//! A large screen shows all panes, a small one only the chosen one. Colors are never the only mark:
+//! each mark is also a word or a number.
 
-use gradwire_proto::pb::{Entry, StatusResponse};
-use gradwire_viewer::view::{self, Shares};
+use gradwire_proto::pb::Entry;
+use gradwire_viewer::view;
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
-    style::{Color, Modifier, Style},
+    style::{Modifier, Style},
     text::{Line, Span},
     widgets::{Block, Cell, Paragraph, Row, Table, Wrap},
 };
 
+use super::{
+    look::Look,
+    panes,
+    screen::{Pane, Screen},
+};
 use crate::cluster::printable;
 
-/// From this width on, links are beside hosts and ranks.
-const WIDE: u16 = 120;
+/// A screen of this size shows all panes.
+const LARGE: (u16, u16) = (120, 30);
 
 /// The width of a cell in the map of links.
 const CELL: u16 = 6;
 
-/// A snapshot of a job, and how to draw it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Look<'a> {
-    pub(super) status: &'a StatusResponse,
-    /// The share of the time in which the others wait for each rank.
-    pub(super) shares: &'a Shares,
-    /// Whether colors are wanted.
-    pub(super) colors: bool,
-}
-
-impl Look<'_> {
-    fn color(self, color: Color) -> Style {
-        if self.colors { Style::new().fg(color) } else { Style::new() }
-    }
-
-    /// The style of a problem.
-    fn alarm(self) -> Style {
-        self.color(Color::Red).add_modifier(Modifier::BOLD)
-    }
-
-    fn heat(self, share: f64) -> Style {
-        let color = match share {
-            share if share >= 0.9 => Color::Red,
-            share if share >= 0.5 => Color::Yellow,
-            share if share > 0.0 => Color::Green,
-            _ => return Style::new(),
-        };
-        self.color(color)
-    }
-}
+const KEYS: &str = "1-6 Tab pane  ↑↓ scroll  s sort  r reverse  / filter  q quit";
 
 /// The screen before the first snapshot.
 pub(super) fn waiting(frame: &mut Frame<'_>) {
@@ -57,49 +34,76 @@ pub(super) fn waiting(frame: &mut Frame<'_>) {
 }
 
 /// Draws a snapshot of a job.
-pub(super) fn draw(frame: &mut Frame<'_>, look: &Look<'_>) {
+pub(super) fn draw(frame: &mut Frame<'_>, look: &Look<'_>, screen: &mut Screen) {
     let look = *look;
-    let [head, body, foot] =
-        Layout::vertical([Constraint::Length(2), Constraint::Min(6), Constraint::Percentage(30)])
-            .areas(frame.area());
-    frame.render_widget(header(look), head);
-    let [left, right] = if body.width >= WIDE {
-        Layout::horizontal([Constraint::Percentage(55), Constraint::Percentage(45)]).areas(body)
-    } else {
-        Layout::vertical([Constraint::Percentage(60), Constraint::Percentage(40)]).areas(body)
-    };
-    let hosts_height = u16::try_from(look.status.nodes.len()).unwrap_or(u16::MAX).saturating_add(3);
-    let [hosts_at, ranks_at] = Layout::vertical([
-        Constraint::Length(hosts_height.min(left.height / 2)),
+    let area = frame.area();
+    let is_large = area.width >= LARGE.0 && area.height >= LARGE.1;
+    let tabs = u16::from(!is_large);
+    let [head, tabs_at, body, foot] = Layout::vertical([
+        Constraint::Length(2),
+        Constraint::Length(tabs),
         Constraint::Min(3),
+        Constraint::Length(1),
     ])
-    .areas(left);
-    frame.render_widget(hosts(look), hosts_at);
-    frame.render_widget(ranks(look), ranks_at);
-    let [links_at, operations_at] =
-        Layout::vertical([Constraint::Percentage(60), Constraint::Percentage(40)]).areas(right);
-    frame.render_widget(links(look, links_at), links_at);
-    frame.render_widget(operations(look), operations_at);
-    let [decisions_at, events_at] =
-        Layout::vertical([Constraint::Percentage(60), Constraint::Percentage(40)]).areas(foot);
-    let status = look.status;
-    frame.render_widget(entries("decisions", &status.decisions, decisions_at), decisions_at);
-    frame.render_widget(entries("events", &status.events, events_at), events_at);
+    .areas(area);
+    frame.render_widget(header(look, is_large), head);
+    if is_large {
+        all(frame, body, look, screen);
+    } else {
+        frame.render_widget(tab_line(screen), tabs_at);
+        pane(frame, body, look, screen, screen.pane);
+    }
+    frame.render_widget(footer(screen), foot);
 }
 
-fn header(look: Look<'_>) -> Paragraph<'static> {
+/// Draws all panes.
+fn all(frame: &mut Frame<'_>, area: Rect, look: Look<'_>, screen: &mut Screen) {
+    let [body, foot] =
+        Layout::vertical([Constraint::Min(6), Constraint::Percentage(30)]).areas(area);
+    let [left, right] =
+        Layout::horizontal([Constraint::Percentage(62), Constraint::Percentage(38)]).areas(body);
+    let hosts = u16::try_from(look.status.nodes.len()).unwrap_or(u16::MAX).saturating_add(3);
+    let hosts = Constraint::Length(hosts.min(left.height / 2));
+    let [hosts_at, ranks_at] = Layout::vertical([hosts, Constraint::Min(3)]).areas(left);
+    let halves = Layout::vertical([Constraint::Percentage(60), Constraint::Percentage(40)]);
+    let [links_at, operations_at] = halves.areas(right);
+    let [decisions_at, events_at] = halves.areas(foot);
+    for (at, of) in [
+        (hosts_at, Pane::Hosts),
+        (ranks_at, Pane::Ranks),
+        (links_at, Pane::Links),
+        (operations_at, Pane::Operations),
+        (decisions_at, Pane::Decisions),
+        (events_at, Pane::Events),
+    ] {
+        if of == Pane::Links && screen.pane != Pane::Links && screen.filter.is_empty() {
+            frame.render_widget(map(look, at), at);
+        } else {
+            pane(frame, at, look, screen, of);
+        }
+    }
+}
+
+fn header(look: Look<'_>, is_large: bool) -> Paragraph<'static> {
     let status = look.status;
     let steps = view::slowest(view::ranks(status))
         .map_or_else(|| "no steps yet".to_owned(), |rate| format!("{rate:.2} steps/s"));
-    let first = printable(&format!(
-        "job {}  {}  up {:.0} s  {steps}  {} operations done, {} in flight  {} waiting",
-        status.job,
-        status.phase,
-        status.uptime_ms as f64 / 1e3,
-        status.operations_done,
-        status.operations_started.saturating_sub(status.operations_done),
-        view::count(status.pending_count, "tensor")
-    ));
+    let (job, phase) = (&status.job, &status.phase);
+    let (up, done) = (status.uptime_ms as f64 / 1e3, status.operations_done);
+    let flying = status.operations_started.saturating_sub(done);
+    let first = if is_large {
+        let waiting = view::count(status.pending_count, "tensor");
+        format!(
+            "job {job}  {phase}  up {up:.0} s  {steps}  {done} operations done, {flying} in \
+             flight  {waiting} waiting"
+        )
+    } else {
+        let waiting = status.pending_count;
+        format!(
+            "{job}  {phase}  {up:.0} s  {steps}  {done} done  {flying} in flight  \
+             {waiting} waiting"
+        )
+    };
     let second = match (&status.failure, view::straggler_in_words(look.shares)) {
         (Some(failure), _) => {
             Span::styled(printable(&format!("failed: {}", failure.what)), look.alarm())
@@ -107,80 +111,94 @@ fn header(look: Look<'_>) -> Paragraph<'static> {
         (None, Some(straggler)) => Span::styled(straggler, look.alarm()),
         (None, None) => Span::raw("no straggler"),
     };
-    Paragraph::new(vec![
-        Line::from(first).style(Style::new().add_modifier(Modifier::BOLD)),
-        Line::from(vec![second, Span::raw("   (q quits)")]),
-    ])
+    let first = Line::from(printable(&first)).style(Style::new().add_modifier(Modifier::BOLD));
+    Paragraph::new(vec![first, Line::from(second)])
 }
 
-fn table(
-    title: String,
-    head: &[&'static str],
-    rows: Vec<Row<'static>>,
-    widths: Vec<Constraint>,
-) -> Table<'static> {
-    let head = Row::new(head.to_vec()).style(Style::new().add_modifier(Modifier::UNDERLINED));
-    Table::new(rows, widths).header(head).block(Block::bordered().title(title))
-}
-
-/// The hosts, unhealthy ones first.
-fn hosts(look: Look<'_>) -> Table<'static> {
-    let mut nodes: Vec<_> = look.status.nodes.iter().enumerate().collect();
-    nodes.sort_by_key(|(_, node)| view::health(look.status, node) == "ok");
-    let row = |(at, node): &(usize, &gradwire_proto::pb::NodeStatus)| {
-        let health = view::health(look.status, node);
-        let style = if health == "ok" { look.color(Color::Green) } else { look.alarm() };
-        let last = (u64::from(node.first_rank) + u64::from(node.slots)).saturating_sub(1);
-        let ranks = match node.slots {
-            0 => "server".to_owned(),
-            _ => format!("{}-{last}", node.first_rank),
+/// The names of the panes, with their keys.
+fn tab_line(screen: &Screen) -> Line<'static> {
+    let tab = |(at, of): (usize, Pane)| {
+        let style = match of == screen.pane {
+            true => Style::new().add_modifier(Modifier::REVERSED),
+            false => Style::new(),
         };
-        let report = node.report.as_ref();
-        let of = |text: Option<String>| Cell::from(text.unwrap_or_default());
-        Row::new(vec![
-            Cell::from(format!("{at} {}", printable(&node.host))),
-            Cell::from(ranks),
-            Cell::from(health).style(style),
-            of(report.and_then(|it| view::slowest(it.ranks.iter())).map(|it| format!("{it:.2}"))),
-            of(report.and_then(view::exposed).map(view::percent)),
-            of(report.map(|it| it.pieces_in_flight.to_string())),
-            of(report.map(|it| view::bytes(it.resident_bytes as f64))),
-        ])
+        [Span::styled(format!(" {} {} ", at + 1, of.name()), style), Span::raw(" ")]
     };
-    let rows = nodes.iter().map(row).collect();
-    let widths = [7, 10, 7, 7, 6, 8].map(Constraint::Length);
-    let widths = [Constraint::Min(12)].into_iter().chain(widths).collect();
-    let head = ["host", "ranks", "health", "steps/s", "blocked", "pieces", "memory"];
-    table(format!("hosts ({})", look.status.nodes.len()), &head, rows, widths)
+    Line::from(Pane::ALL.into_iter().enumerate().flat_map(tab).collect::<Vec<_>>())
 }
 
-/// The ranks, slowest first.
-fn ranks(look: Look<'_>) -> Table<'static> {
-    let straggler = view::straggler(look.shares).map(|(rank, _)| rank);
-    let share = |rank: u32| look.shares.get(&rank).copied().unwrap_or_default();
-    let mut ranks: Vec<_> = view::ranks(look.status).collect();
-    ranks.sort_by(|one, other| share(other.rank).total_cmp(&share(one.rank)));
-    let count = ranks.len();
-    let rows = ranks.into_iter().map(|rank| {
-        let is_slow = straggler == Some(rank.rank);
-        let style = if is_slow { look.alarm() } else { Style::new() };
-        Row::new(vec![
-            rank.rank.to_string(),
-            rank.steps.to_string(),
-            format!("{:.1}", rank.step_seconds * 1e3),
-            view::percent(rank.exposed),
-            view::percent(share(rank.rank)),
-            (if is_slow { "straggler" } else { "" }).to_owned(),
-        ])
-        .style(style)
-    });
-    let widths = [6, 10, 9, 8, 10, 10].map(Constraint::Length).to_vec();
-    let head = ["rank", "steps", "ms/step", "blocked", "waited for", ""];
-    table(format!("ranks ({count})"), &head, rows.collect(), widths)
+fn footer(screen: &Screen) -> Line<'static> {
+    let filter = &screen.filter;
+    Line::from(match (screen.types, filter.is_empty()) {
+        (true, _) => format!("filter: {filter}_  (Enter keeps it, Esc clears it)"),
+        (false, false) => format!("filter: {filter}  (Esc clears it)  {KEYS}"),
+        (false, true) => KEYS.to_owned(),
+    })
+}
+
+/// Draws one pane.
+fn pane(frame: &mut Frame<'_>, area: Rect, look: Look<'_>, screen: &mut Screen, of: Pane) {
+    let Some(mut sheet) = panes::of(of, look, screen) else {
+        return log(frame, area, look, screen, of);
+    };
+    screen.limit_order(of, sheet.head.len());
+    let order = screen.order(of);
+    sheet.arrange(screen, order);
+    // Without the border and the head.
+    let page = usize::from(area.height.saturating_sub(3));
+    let (count, top) = (sheet.rows.len(), screen.limit_top(of, sheet.rows.len(), page));
+    let by = order.column.map(|column| format!(", by {}", sheet.head[column]));
+    let reversed = if order.reversed { ", reversed" } else { "" };
+    let title = sheet.title + &place(top, page, count) + &by.unwrap_or_default() + reversed;
+    let head = Row::new(sheet.head);
+    let rows =
+        sheet.rows.into_iter().skip(top).take(page).map(|row| {
+            Row::new(row.into_iter().map(|cell| Cell::from(cell.text).style(cell.style)))
+        });
+    let table = Table::new(rows, sheet.widths)
+        .header(head.style(Style::new().add_modifier(Modifier::UNDERLINED)))
+        .block(block(title, screen, of));
+    frame.render_widget(table, area);
+}
+
+/// Which of `count` rows are shown, if that is not all.
+fn place(top: usize, page: usize, count: usize) -> String {
+    match page < count && page > 0 {
+        true => format!(" {}-{} of {count}", top + 1, (top + page).min(count)),
+        false => String::new(),
+    }
+}
+
+fn block(title: String, screen: &Screen, of: Pane) -> Block<'static> {
+    let style = match of == screen.pane {
+        true => Style::new().add_modifier(Modifier::BOLD),
+        false => Style::new(),
+    };
+    Block::bordered().title(Span::styled(title, style))
+}
+
+/// Draws the decisions or the events, the newest first.
+fn log(frame: &mut Frame<'_>, area: Rect, look: Look<'_>, screen: &mut Screen, of: Pane) {
+    let entries = match of {
+        Pane::Decisions => &look.status.decisions,
+        _ => &look.status.events,
+    };
+    let shown = |entry: &&Entry| screen.shows([entry.text.as_str()].into_iter());
+    let shown: Vec<&Entry> = entries.iter().rev().filter(shown).collect();
+    let page = usize::from(area.height.saturating_sub(2));
+    // Texts may need several lines, so the last one can be the first on the screen.
+    let top = screen.limit_top(of, shown.len() + page.saturating_sub(1), page);
+    let line = |entry: &&Entry| {
+        Line::from(format!("{:>8.1} s  {}", entry.at_ms as f64 / 1e3, printable(&entry.text)))
+    };
+    let lines: Vec<_> = shown.iter().skip(top).take(page).map(line).collect();
+    let title = of.name().to_owned() + &place(top, 1, if top > 0 { shown.len() } else { 0 });
+    let text = Paragraph::new(lines).wrap(Wrap { trim: false }).block(block(title, screen, of));
+    frame.render_widget(text, area);
 }
 
 /// The traffic from each node (row) to each other node (column), as far as there is space.
-fn links(look: Look<'_>, area: Rect) -> Table<'static> {
+fn map(look: Look<'_>, area: Rect) -> Table<'static> {
     let flows = view::flows(look.status);
     let nodes = u32::try_from(look.status.nodes.len()).unwrap_or(u32::MAX);
     let columns = nodes.min(u32::from(area.width.saturating_sub(8) / (CELL + 1)));
@@ -211,62 +229,145 @@ fn short(rate: f64) -> String {
     view::bytes(rate).replace([' ', 'i', 'B'], "")
 }
 
-fn operations(look: Look<'_>) -> Paragraph<'static> {
-    let line = |operation: &gradwire_proto::pb::RunningOperation| {
-        let nodes = view::count(operation.missing_nodes.len() as u64, "node");
-        let tensors = view::count(operation.tensor_count, "tensor");
-        Line::from(printable(&format!(
-            "{} {} ({tensors}) for {} ms, unfinished on {nodes}",
-            operation.sequence,
-            operation.tensors.join(", "),
-            operation.running_ms
-        )))
-    };
-    let lines: Vec<_> = look.status.operations.iter().map(line).collect();
-    Paragraph::new(lines).block(Block::bordered().title("operations in flight"))
-}
-
-/// The newest entries that fit, newest first.
-fn entries(title: &'static str, entries: &[Entry], area: Rect) -> Paragraph<'static> {
-    let line = |entry: &Entry| {
-        Line::from(format!("{:>8.1} s  {}", entry.at_ms as f64 / 1e3, printable(&entry.text)))
-    };
-    let lines: Vec<_> = entries.iter().rev().take(area.height.into()).map(line).collect();
-    Paragraph::new(lines).wrap(Wrap { trim: false }).block(Block::bordered().title(title))
-}
-
 #[cfg(test)]
 mod tests {
-    use ratatui::{Terminal, backend::TestBackend};
-
-    use super::*;
+    use gradwire_proto::pb::{NodeStatus, StatusResponse};
     use gradwire_tests::sample::status;
     use gradwire_viewer::view::Lags;
+    use ratatui::{
+        Terminal,
+        backend::TestBackend,
+        crossterm::event::{KeyCode, KeyEvent, KeyModifiers},
+        style::Color,
+    };
 
-    fn screen(status: &StatusResponse, colors: bool, (width, height): (u16, u16)) -> TestBackend {
+    use super::*;
+
+    /// The screen after these keys.
+    fn after(
+        keys: &[KeyCode],
+        status: &StatusResponse,
+        colors: bool,
+        (width, height): (u16, u16),
+    ) -> TestBackend {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         let shares = Lags::default().add(status);
         let look = Look { status, shares: &shares, colors };
-        terminal.draw(|frame| draw(frame, &look)).unwrap();
+        let mut screen = Screen::default();
+        screen.remember(status);
+        terminal.draw(|frame| draw(frame, &look, &mut screen)).unwrap();
+        for key in keys {
+            screen.key(&KeyEvent::new(*key, KeyModifiers::NONE));
+            terminal.draw(|frame| draw(frame, &look, &mut screen)).unwrap();
+        }
         terminal.backend().clone()
     }
 
+    fn screen(status: &StatusResponse, colors: bool, size: (u16, u16)) -> TestBackend {
+        after(&[], status, colors, size)
+    }
+
+    /// 256 nodes with two ranks each. Host 200 is silent.
+    fn many() -> StatusResponse {
+        let mut many = status(5000);
+        let node = many.nodes[0].clone();
+        let number = |at: u32| {
+            let mut node =
+                NodeStatus { host: format!("n{at}\u{1b}[2J"), first_rank: at * 2, ..node.clone() };
+            let ranks = &mut node.report.as_mut().unwrap().ranks;
+            ranks.iter_mut().enumerate().for_each(|(local, rank)| {
+                rank.rank = at * 2 + local as u32;
+                rank.step_seconds = f64::from(rank.rank) / 1e3;
+            });
+            node
+        };
+        many.nodes = (0..256).map(number).collect();
+        many.nodes[200].silent_ms = 9000;
+        many
+    }
+
     #[test]
-    fn all_figures_are_on_the_screen() {
+    fn all_figures_are_on_a_large_screen() {
         let text = screen(&status(5000), true, (130, 40)).to_string();
         for part in [
             "job j1  running  up 5 s  20.00 steps/s  9 operations done, 1 in flight",
             "straggler: rank 3: the others wait for it 80 % of the time",
             "│0 a ",
-            "3      103        50.0      0 %      80 %       straggler",
+            "3     b          103     50.0    0 %              80 %   █            straggler",
             "links: share of the sender's line",
             "40 %",
-            "10 fc.weight (1 tensor) for 30 ms, unfinished on 1 node",
+            "10 fc.weight",
+            "host b",
             "0.9 s  ring for up to 1024 bytes: by the model",
             "0.0 s  the world is complete: 2 nodes",
         ] {
             assert!(text.contains(part), "no {part:?} in\n{text}");
         }
+    }
+
+    #[test]
+    fn each_pane_fits_80_columns_and_24_rows() {
+        let small = (80, 24);
+        for (key, parts) in [
+            ('1', ["straggler", " waited ", "a         100", "80 %"]),
+            ('2', ["health", "ops/s", "memory", "64.0 MiB"]),
+            ('3', ["of the line", "47.7 MiB/s", "40 %", "9.5 MiB/s"]),
+            ('4', ["10 fc.weight", "1 tensor", "30 ms", "host b"]),
+            ('5', ["decisions", "by the model", "1-6 Tab pane", "q quit"]),
+            ('6', ["events", "the world is complete", "/ filter", "6 events"]),
+        ] {
+            let text = after(&[KeyCode::Char(key)], &status(5000), true, small).to_string();
+            for part in parts {
+                assert!(text.contains(part), "no {part:?} in\n{text}");
+            }
+            assert!(text.contains("9 done  1 in flight  0 waiting"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_long_table_scrolls_sorts_and_filters() {
+        let small = (80, 24);
+        let many = many();
+        let text = |keys: &[KeyCode]| after(keys, &many, true, small).to_string();
+        let first = |text: &str| {
+            let row = text.lines().nth(5).unwrap_or_default();
+            let start = row.find('│').map_or(row, |at| &row[at + '│'.len_utf8()..]);
+            start.split_whitespace().next().unwrap_or_default().to_owned()
+        };
+        assert!(text(&[]).contains("ranks (512) 1-17 of 512"), "{}", text(&[]));
+        let end = text(&[KeyCode::End]);
+        assert!(end.contains(" 496-512 of 512"), "{end}");
+        let page = text(&[KeyCode::PageDown, KeyCode::Down]);
+        assert!(page.contains(" 19-35 of 512"), "{page}");
+        // The third column is sorted by its numbers, the largest first.
+        let by_time = text(&[KeyCode::Char('s'); 4]);
+        assert!(by_time.contains("1-17 of 512, by ms/step─"), "{by_time}");
+        assert_eq!(first(&by_time), "511", "{by_time}");
+        let keys = [[KeyCode::Char('s'); 4].as_slice(), &[KeyCode::Char('r')]].concat();
+        assert_eq!(first(&text(&keys)), "0");
+        let typed = "/n77".chars().map(KeyCode::Char);
+        let filter: Vec<KeyCode> = typed.chain([KeyCode::Enter]).collect();
+        let found = text(&filter);
+        assert!(found.contains("154 ") && found.contains("155 "), "{found}");
+        assert!(!found.contains("n78") && found.contains("filter: n77"), "{found}");
+        let hosts = text(&[KeyCode::Char('2')]);
+        assert!(hosts.contains("│200 n200"), "problems come first\n{hosts}");
+    }
+
+    #[test]
+    fn a_failed_rank_and_its_host_are_marked() {
+        let mut failed = status(5000);
+        let failure = gradwire_proto::pb::Failure {
+            what: "its process was killed".into(),
+            rank: Some(2),
+            host: "b".into(),
+            ..Default::default()
+        };
+        failed.failure = Some(failure);
+        let text = screen(&failed, false, (130, 40)).to_string();
+        assert_eq!(text.matches("its process was killed").count(), 1, "{text}");
+        let marked = text.lines().filter(|line| line.contains(" failed "));
+        assert_eq!(marked.count(), 2, "the host and the rank\n{text}");
     }
 
     #[test]
@@ -284,22 +385,15 @@ mod tests {
     /// first.
     #[test]
     fn any_screen_size_works() {
-        let mut many = status(5000);
-        let node = many.nodes[0].clone();
-        many.nodes = (0..256)
-            .map(|at| gradwire_proto::pb::NodeStatus {
-                host: format!("n{at}\u{1b}[2J"),
-                first_rank: at * 2,
-                ..node.clone()
-            })
-            .collect();
-        many.nodes[200].silent_ms = 9000;
+        let many = many();
         let text = screen(&many, true, (130, 40)).to_string();
         assert!(text.contains("200 n200") && text.contains("silent 9 s"), "{text}");
         assert!(!text.contains('\u{1b}'), "TRUST");
+        let keys: Vec<_> = (1..=6_u8).map(|at| KeyCode::Char((b'0' + at).into())).collect();
         for size in [(40, 20), (80, 24), (1, 1), (10, 3), (300, 100)] {
             for status in [&many, &StatusResponse::default(), &status(1)] {
-                screen(status, true, size);
+                after(&keys, status, true, size);
+                after(&[KeyCode::End, KeyCode::Char('s')], status, true, size);
             }
         }
     }

@@ -1,23 +1,33 @@
 //! `gradwire top`: watches a running job in a terminal. If standard output is not a terminal, it
 //! writes a plain line for each snapshot instead.
 //!
+//! - `look`: a snapshot, and its colors (pure)
+//! - `screen`: what the user has chosen with keys (pure)
+//! - `panes`: the tables (pure)
 //! - `draw`: the screen (pure)
-//! - this file: the terminal, the keys, and the end
+//! - this file: the terminal, and the end
 
 mod draw;
+mod look;
+mod panes;
+mod screen;
 
 use std::{env, io, io::IsTerminal, thread};
 
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::pb::StatusResponse;
 use gradwire_viewer::view::{self, Lags, Shares};
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{self, Event};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
 };
 
-use self::draw::{Look, draw};
+use self::{
+    draw::draw,
+    look::Look,
+    screen::{Asked, Screen},
+};
 use crate::{
     cluster::printable,
     status::{Watch, write},
@@ -94,10 +104,13 @@ async fn screen(mut watch: Watch) -> Result<(), CommandError> {
     let colors = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let mut lags = Lags::default();
     let mut seen: Option<(StatusResponse, Shares)> = None;
+    let mut chosen = Screen::default();
     loop {
         terminal
             .draw(|frame| match &seen {
-                Some((status, shares)) => draw(frame, &Look { status, shares, colors }),
+                Some((status, shares)) => {
+                    draw(frame, &Look { status, shares, colors }, &mut chosen)
+                }
                 None => draw::waiting(frame),
             })
             .map_err(failed)?;
@@ -105,11 +118,12 @@ async fn screen(mut watch: Watch) -> Result<(), CommandError> {
             status = watch.next() => {
                 let status = status?;
                 let shares = lags.add(&status);
+                chosen.remember(&status);
                 seen = Some((status, shares));
             }
             event = keys.recv() => match event {
-                Some(Ok(Event::Key(key))) if ends(&key) => return Ok(()),
-                // The next snapshot is drawn with the new size.
+                Some(Ok(Event::Key(key))) if chosen.key(&key) == Asked::Quit => return Ok(()),
+                // The screen is drawn again, with the new choice or the new size.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(failed(error)),
                 None => return Ok(()),
@@ -118,13 +132,6 @@ async fn screen(mut watch: Watch) -> Result<(), CommandError> {
             _ = gone.recv() => return Ok(()),
         }
     }
-}
-
-/// Whether this key quits.
-fn ends(key: &KeyEvent) -> bool {
-    let is_interrupt =
-        key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
-    key.kind == KeyEventKind::Press && (is_interrupt || key.code == KeyCode::Char('q'))
 }
 
 /// The user's input. Reading blocks, so it has a thread, which ends with the process.
@@ -158,13 +165,5 @@ mod tests {
             "5.0 s: job j1 running, 20.00 steps/s, 9 operations done, 1 in flight, 0 tensors \
              waiting, straggler: rank 3 (80 % of the time), host b: silent 4 s"
         );
-    }
-
-    #[test]
-    fn q_and_ctrl_c_quit() {
-        let key = |code, modifiers| KeyEvent::new(KeyCode::Char(code), modifiers);
-        assert!(ends(&key('q', KeyModifiers::NONE)));
-        assert!(ends(&key('c', KeyModifiers::CONTROL)));
-        assert!(!ends(&key('c', KeyModifiers::NONE)));
     }
 }

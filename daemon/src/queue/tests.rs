@@ -330,3 +330,24 @@ fn unexpected_results_need_allocations() {
     tensor.set_outputs(1, vec![Span::empty()]);
     assert!(tensor.is_allocated());
 }
+
+#[test]
+fn each_rank_has_the_phase_it_waits_in() {
+    let world = node(2);
+    let queue = queue_of(&world);
+    assert_eq!(queue.phases(3), [None; 3]);
+    queue.submit(key("v"), local(0, 8));
+    assert_eq!(queue.phases(3), [Some(Phase::Gather), None, None]);
+    queue.submit(key("v"), local(1, 8));
+    assert_eq!(queue.phases(3), [Some(Phase::Negotiate), Some(Phase::Negotiate), None]);
+    // What it has waited for longest counts.
+    queue.submit(key("w"), local(1, 8));
+    let tensor = queue.announced(&key("v")).unwrap();
+    let asked = vec![local(0, 8).request; 6];
+    tensor.agree(&agreement(&world, &[], &asked)).unwrap();
+    assert_eq!(queue.phases(2), [Some(Phase::Negotiate); 2]);
+    assert!(tensor.order(8));
+    assert_eq!(queue.phases(2), [Some(Phase::Transfer); 2]);
+    queue.remove(&key("v"));
+    assert_eq!(queue.phases(2), [None, Some(Phase::Gather)]);
+}

@@ -25,6 +25,7 @@ use super::{
     files::Files,
     fold::Fold,
     lines::{Entry, Line, Source},
+    progress::Progress,
 };
 
 /// How many lines may wait for the writer.
@@ -111,6 +112,11 @@ impl Layout {
         }
     }
 
+    /// Whether a line without its end is on the terminal of standard error.
+    fn is_open(&self) -> bool {
+        self.open.keys().any(|stream| self.shared || *stream == Stream::Stderr)
+    }
+
     /// The newlines that close the open lines.
     fn close(&mut self) -> Vec<(Stream, Vec<u8>)> {
         std::mem::take(&mut self.open).into_keys().map(|stream| (stream, b"\n".to_vec())).collect()
@@ -188,6 +194,7 @@ struct Writer {
     last: Stream,
     files: Option<Files>,
     fold: Fold,
+    progress: Progress,
     meter: Arc<Meter>,
 }
 
@@ -201,6 +208,7 @@ impl Writer {
             last: Stream::Stdout,
             files,
             fold: Fold::default(),
+            progress: Progress::default(),
             meter,
         }
     }
@@ -212,9 +220,17 @@ impl Writer {
                 self.handle(entry)?;
             }
             self.flush()?;
+            // The output of ranks comes first, and is never in the same line.
+            if !self.layout.is_open() {
+                let line = self.progress.show();
+                self.stderr.write_all(line.as_bytes())?;
+                self.stderr.flush()?;
+            }
         }
         let held = self.fold.release();
         self.show(&held)?;
+        let clear = self.progress.hide();
+        self.stderr.write_all(clear.as_bytes())?;
         for (stream, bytes) in self.layout.close() {
             self.emit(stream, &bytes)?;
         }
@@ -227,6 +243,10 @@ impl Writer {
             Entry::Line(line) => return self.write(line),
             Entry::Begins(rank) => {
                 self.fold.begin(rank, Instant::now());
+                return Ok(());
+            }
+            Entry::Progress(text) => {
+                self.progress.set(text);
                 return Ok(());
             }
             Entry::Over => self.fold.over(Instant::now()),
@@ -261,6 +281,12 @@ impl Writer {
 
     /// Both outputs are often one terminal, so the order across them is kept.
     fn emit(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        let clear = self.progress.hide();
+        if !clear.is_empty() {
+            // The terminal must be clear before the other stream writes to it.
+            self.stderr.write_all(clear.as_bytes())?;
+            self.stderr.flush()?;
+        }
         if stream != self.last {
             self.stdout.flush()?;
             self.stderr.flush()?;

@@ -8,6 +8,7 @@
 //! - [`requests`]: what other commands ask of a running job
 //! - [`lines`], [`console`], [`files`], [`fold`], [`drain`]: output, its files, errors that ranks
 //!   report alike, the end of output
+//! - [`progress`]: the line of progress below the output
 
 pub mod console;
 pub mod discovery;
@@ -25,6 +26,7 @@ pub mod metrics_file;
 mod options;
 pub mod places;
 pub mod plan;
+pub mod progress;
 pub mod report;
 pub mod requests;
 pub mod targets;
@@ -42,7 +44,7 @@ use gradwire_services::launch::{ITSELF, Text};
 use gradwire_settings::Settings;
 use rustix::process::Signal;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
     task::{AbortHandle, JoinSet},
     time::sleep_until,
 };
@@ -56,7 +58,7 @@ use self::{
         Job,
         events::{Command, Event, Limits},
     },
-    lines::Line,
+    lines::{Entry, Line},
     link::Shared,
     metrics_file::MetricsFile,
     plan::{Plan, count},
@@ -157,6 +159,8 @@ pub async fn run(
     // Only an elastic job opens further links.
     let mut later = plan.elastic.is_some().then_some(shared);
 
+    let progress = options.progress.take().map(|line| tasks.spawn(show(line, console.downgrade())));
+
     let limits = Limits {
         start: settings.start.timeout,
         grace: settings.launch.grace,
@@ -253,7 +257,10 @@ pub async fn run(
         }
     };
     drop((metrics_file, run_file, later.take()));
-    watch.iter().chain(asked.iter().flatten()).for_each(AbortHandle::abort);
+    let aside = watch.iter().chain(asked.iter().flatten()).chain(&progress);
+    aside.for_each(AbortHandle::abort);
+    // The report comes at the end of the output, without a line of progress.
+    drop(console.try_send(Entry::Progress(String::new())));
     if options.verbose && report.code == 0 {
         let seconds = born.elapsed().as_secs_f64();
         let (ranks, hosts) = (count(size, "rank"), count(hosts, "host"));
@@ -300,6 +307,16 @@ pub async fn run(
         print_line("gradwire: processes of the job on this machine can't be killed");
     }
     Ok(report)
+}
+
+/// Passes the line of progress on to the writing thread. A line may get lost: the next one follows.
+async fn show(mut line: watch::Receiver<String>, console: mpsc::WeakSender<Entry>) {
+    while line.changed().await.is_ok()
+        && let Some(console) = console.upgrade()
+    {
+        let text = line.borrow_and_update().clone();
+        drop(console.try_send(Entry::Progress(text)));
+    }
 }
 
 /// The next signal as an event, or `None` when it is time to suspend the launcher. A signal comes

@@ -15,6 +15,8 @@ pub struct Options {
     pub metrics_sd: Option<PathBuf>,
     /// Receives the number of each epoch and the address of its coordinator, once daemons serve.
     pub serving: Option<watch::Sender<Option<(u64, SocketAddr)>>>,
+    /// The line of progress, which is shown at the end of the terminal.
+    pub progress: Option<watch::Receiver<String>>,
     /// The script that lists the hosts of an elastic job, and its first list.
     pub discovery: Option<(Script, Vec<Host>)>,
     /// Show what happens.

@@ -216,9 +216,15 @@ fn top_shows_the_job_and_restores_the_terminal() {
         top.resize(24, 80);
         job.wait_for("the screen in its new size", || {
             let text = top.text();
-            let last = text.lines().last()?;
-            (last.starts_with('└') && last.chars().count() == 80).then_some(())
+            let lines: Vec<&str> = text.lines().collect();
+            let [.., border, keys] = lines[..] else { return None };
+            let fits = border.starts_with('└') && border.chars().count() == 80;
+            (fits && lines.len() == 24 && keys.ends_with("q quit")).then_some(())
         });
+        // One pane at a time, and a filter.
+        top.keys.write_all(b"2/127.0.0.2\r").unwrap();
+        top.until_shown(&job, &["health", "1 127.0.0.2", "filter: 127.0.0.2  (Esc clears it)"]);
+        assert!(!top.text().contains("0 127.0.0.1"), "{}", top.text());
         top.keys.write_all(key).unwrap();
         let (code, left) = top.end(&job);
         assert_eq!((code, left.trim()), (Some(0), ""), "{key:?}");
