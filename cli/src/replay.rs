@@ -126,7 +126,7 @@ pub struct Options {
 /// Runs the program as the recorded rank. Returns its exit code.
 ///
 /// # Errors
-/// [`CommandError`] if there is no such record, or the program can't be started.
+/// [`CommandError`] if the rank has no record, or the program can't be started.
 pub fn run(options: &Options) -> Result<ExitCode, CommandError> {
     let Options { record, rank, command } = options;
     let rank = match rank {

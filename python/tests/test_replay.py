@@ -78,14 +78,16 @@ def test_a_debugger_runs_the_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change, recorded, now",
     [
-        ("name=4", "call 6, allreduce (average) of f64 [4] 'allreduce.step.1'", "[4] 'allreduce.another'"),
+        (
+            "name=4",
+            "call 6, allreduce (average) of f64 [4] 'allreduce.step.1'",
+            "[4] 'allreduce.another'",
+        ),
         ("shape=4", "[4] 'allreduce.step.1'", "[5] 'allreduce.step.1'"),
         ("skip=4", "[4] 'allreduce.step.1'", "[4] 'allreduce.step.2'"),
     ],
 )
-def test_a_call_that_differs_is_shown(
-    change: str, recorded: str, now: str, tmp_path: Path
-) -> None:
+def test_a_call_that_differs_is_shown(change: str, recorded: str, now: str, tmp_path: Path) -> None:
     assert record(tmp_path, ["steps"]).returncode == 0
     done = replay(tmp_path, 0, [PROGRAM, "steps", change])
     assert done.returncode == 1, done.stderr

@@ -2,15 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    io::{self, ErrorKind},
     os::{
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixListener},
     },
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
-    thread,
-    time::Duration,
 };
 
 use gradwire_proto::{Secret, pb};
@@ -19,11 +15,6 @@ use gradwire_worker::record::{
     reader::{Reader, RecordError},
 };
 use prost::Message;
-
-use crate::serve;
-
-/// How often the end of the program is looked for.
-const TICK: Duration = Duration::from_millis(20);
 
 /// What the program has done with its record the last time it was a rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,7 +36,7 @@ pub struct Replay {
     pub(crate) attached: pb::Attached,
     pub(crate) secret: Secret,
     socket: String,
-    listener: UnixListener,
+    pub(crate) listener: UnixListener,
 }
 
 impl Replay {
@@ -89,26 +80,5 @@ impl Replay {
             all.insert(name.to_owned(), value);
         }
         all
-    }
-
-    /// Serves the program, each time that it becomes a rank, until `stopped`. Returns what happened
-    /// the last time; `None` if it never became a rank.
-    ///
-    /// # Errors
-    /// If the system refuses connections.
-    pub fn serve(&self, stopped: &AtomicBool) -> io::Result<Option<Summary>> {
-        let mut last = None;
-        loop {
-            match self.listener.accept() {
-                Ok((stream, _)) => last = serve::serve(self, stream, stopped).or(last),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if stopped.load(SeqCst) {
-                        return Ok(last);
-                    }
-                    thread::sleep(TICK);
-                }
-                Err(error) => return Err(error),
-            }
-        }
     }
 }

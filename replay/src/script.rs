@@ -75,7 +75,7 @@ pub struct Script {
     highest: u64,
     /// The calls that were found.
     made: u64,
-    /// Those of them that do not end before the session.
+    /// Found calls that do not end before the session does.
     open: u64,
     limit: u64,
 }

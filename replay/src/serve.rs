@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fs::File,
-    io,
+    io::{self, ErrorKind},
     os::{
         fd::{AsFd, OwnedFd},
         unix::{fs::FileExt, net::UnixStream},
@@ -43,6 +43,9 @@ const GREETING: Duration = Duration::from_secs(5);
 /// How long it may take to tell its place when a call differs.
 const PLACE: Duration = Duration::from_secs(3);
 
+/// How often the end of the program is looked for.
+const TICK: Duration = Duration::from_millis(20);
+
 /// The time between two heartbeats.
 const BEAT: Duration = Duration::from_millis(200);
 
@@ -60,8 +63,31 @@ fn receive(stream: &UnixStream) -> Option<(worker_message::Message, Vec<OwnedFd>
     Some((message, frame.fds))
 }
 
+impl Replay {
+    /// Serves the program, each time that it becomes a rank, until `stopped`. Returns what happened
+    /// the last time; `None` if it never became a rank.
+    ///
+    /// # Errors
+    /// If the system refuses connections.
+    pub fn serve(&self, stopped: &AtomicBool) -> io::Result<Option<Summary>> {
+        let mut last = None;
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => last = serve(self, stream, stopped).or(last),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if stopped.load(SeqCst) {
+                        return Ok(last);
+                    }
+                    thread::sleep(TICK);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
 /// Serves one process until it ends; `None` if it is not the rank.
-pub(crate) fn serve(replay: &Replay, stream: UnixStream, stopped: &AtomicBool) -> Option<Summary> {
+fn serve(replay: &Replay, stream: UnixStream, stopped: &AtomicBool) -> Option<Summary> {
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(GREETING)).ok()?;
     stream.set_write_timeout(Some(GREETING)).ok()?;

@@ -71,7 +71,7 @@ impl Keep {
         Self { has_result, ..self }
     }
 
-    /// The bytes of the result; none if there is no result.
+    /// The size of the result; 0 without one.
     pub(crate) fn result_bytes(&self) -> u64 {
         if self.has_result { self.bytes.end - self.bytes.start } else { 0 }
     }
@@ -88,8 +88,8 @@ impl Keep {
         let words = if start.addr().is_multiple_of(8) { into.len() / 8 } else { 0 };
         // SAFETY: the memory is `into.len()` long, as checked above, and mapped while the block
         // lives, which `self` keeps; it is aligned for the words. The loads are atomic, so they do
-        // not race with another thread's. There is no slice of it: the operation has not ended for
-        // the program.
+        // not race with another thread's. Nobody has a slice of it: the operation has not ended
+        // for the program.
         let (from, rest) = unsafe {
             let from = slice::from_raw_parts(start.cast::<AtomicU64>(), words);
             let tail = start.wrapping_add(words * 8).cast::<AtomicU8>();

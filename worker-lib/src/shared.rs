@@ -414,6 +414,10 @@ impl Shared {
     /// is the first cause (TELL), and this does nothing.
     pub(crate) fn refuse(&self, ticket: u64, failure: &Failure) {
         if self.check().is_ok() {
+            // A replay fails it by itself, too.
+            if let Some(recorder) = self.recorder.get() {
+                recorder.forget(ticket);
+            }
             self.end_failed(&[ticket], failure);
             self.control.wake_all();
         }

@@ -7,7 +7,7 @@ use std::{fs, path::Path, thread};
 
 use fake::FakeDaemon;
 use gradwire_worker::{
-    AllgatherOptions, AllreduceOptions, FailureKind, GradwireError, Session,
+    AllgatherOptions, AllreduceOptions, FailureKind, Gate, GradwireError, Session,
     record::{
         format::{Outcome, Why, folder},
         reader::{Call, Next, Reader},
@@ -90,6 +90,23 @@ fn a_failed_session_says_what_was_in_flight() {
     assert_eq!(open, ["abort", "hold"]);
     assert!(calls.iter().all(|(call, _)| call.head.outcome == Outcome::Open));
     assert!(matches!(why, Some(Why::Failed(failure)) if failure.what == "the process was killed"));
+}
+
+#[test]
+fn what_was_never_submitted_is_not_recorded() {
+    let at = tempfile::tempdir().unwrap();
+    let daemon = FakeDaemon::start(1);
+    let session = attach(&daemon, 0, at.path(), LIMIT);
+    let (gate, tensor) = (Gate::new(), session.zeros::<f32>(&[4]).unwrap());
+    let late = session.behind(&gate).allreduce_async(tensor, AllreduceOptions::named("late"));
+    gate.fail("it could not be copied");
+    let tensor = session.zeros::<f32>(&[4]).unwrap();
+    assert!(late.unwrap().wait().is_err(), "the gate has failed");
+    session.allreduce_async(tensor, AllreduceOptions::named("late")).unwrap().wait().unwrap();
+    session.shutdown().unwrap();
+    let (calls, why) = read(at.path(), 0);
+    assert_eq!((calls.len(), why), (1, Some(Why::Left)));
+    assert!(matches!(calls[0].0.head.outcome, Outcome::Done { .. }));
 }
 
 #[test]
