@@ -315,6 +315,8 @@ impl Rank {
                     self.say_differs(&text, &observed.threads);
                 }
             }
+            // Nobody watches the steps of a replayed rank.
+            worker_message::Message::Paused(_) => {}
             worker_message::Message::Detach(_) => {
                 self.say(Message::Detached(pb::Detached {}), None);
                 return false;
