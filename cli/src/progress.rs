@@ -41,7 +41,7 @@ pub async fn follow(
 ) {
     while served.changed().await.is_ok() {
         let Some((_, address)) = *served.borrow_and_update() else { continue };
-        // How the job ends is told by others.
+        // The report of the launcher says how the job ended.
         let Ok(mut watch) = Watch::start(&address.to_string()).await else { continue };
         let mut lags = Lags::default();
         while let Ok(status) = watch.next().await {

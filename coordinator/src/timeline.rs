@@ -48,7 +48,7 @@ pub struct Point {
     pub step_seconds: Option<f64>,
     /// The share of the time in which ranks were blocked in waits; `None` without ranks.
     pub blocked: Option<f64>,
-    /// Of the node that has most.
+    /// Operations per second, of the node with the most.
     pub operations_per_second: f64,
     /// The memory of all daemons, shared memory included.
     pub resident_bytes: u64,

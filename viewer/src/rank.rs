@@ -4,7 +4,7 @@
 use gradwire_proto::pb::{Doing, Explanation, Outcome, RankState};
 use serde_json::{Value, json};
 
-/// A rank in this explanation; `None` if there is no such rank, or nothing is known about it.
+/// A rank in this explanation; `None` if nothing is known about this rank.
 /// `with_stacks`: the answer has the stacks of its threads.
 pub fn of(explanation: &Explanation, rank: u32, with_stacks: bool) -> Option<Value> {
     let state = explanation.ranks.iter().find(|state| state.rank == rank)?;

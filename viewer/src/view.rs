@@ -283,7 +283,7 @@ mod tests {
         rank.exposed = 0.75;
         rank.blocked =
             Some(Blocked { gather: 0.125, negotiate: 0.375, transfer: 0.25, publish: 0.0 });
-        let rank = status.nodes[0].report.as_ref().unwrap().ranks[0].clone();
+        let rank = status.nodes[0].report.as_ref().unwrap().ranks[0];
         // Rank 1 is on the same node.
         let parts = |shares: &Shares| parts(&rank, &status.nodes[0], shares);
         let expected =

@@ -291,7 +291,9 @@ impl Node {
                 self.count.fetch_add(1, Relaxed);
             }
             match &message.message {
-                Some(Received::Heartbeat(_)) | None => {}
+                // Simulated nodes have no ranks that could be asked or told.
+                Some(Received::Heartbeat(_) | Received::Explain(_) | Received::Stalled(_))
+                | None => {}
                 Some(Received::Abort(abort)) => {
                     let failure = abort.failure.clone().map(Failure::from);
                     let why = failure.map_or_else(String::new, |failure| failure.to_string());
