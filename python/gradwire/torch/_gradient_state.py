@@ -90,8 +90,8 @@ class GradientState:
         self.sparse_dim = 0
         # The gradient's content and stamp at the last check.
         self.content, self.stamp = Content.NOTHING, _NO_STAMP
-        # The gradient that ``stamp`` identifies, if it is sparse or in its place; kept so that its
-        # id is not reused.
+        # The gradient that ``stamp`` identifies, if it is sparse, in its place or ``kept``; held so
+        # that its id is not reused.
         self.stamped: torch.Tensor | None = None
         # Exchanged, without a step since: until then, programs may clip and scale the result.
         self.exchanged = False
@@ -99,7 +99,7 @@ class GradientState:
         self.computed = False
         # Whether the last step has seen a gradient.
         self.stepped = False
-        # A copy of the last result, if the program may write to it unnoticed.
+        # A copy of the last result, if the program may write to it unnoticed, or has replaced it.
         self.kept: torch.Tensor | None = None
         # Whether zeros in the place represent no gradient, which a step must not see.
         self.absent = False
@@ -168,6 +168,14 @@ class GradientState:
         return self.place
 
     @property
+    def is_beside_its_place(self) -> bool:
+        """Whether the program may have replaced the result, so that the place has another one."""
+        gradient = self.parameter.grad
+        if gradient is None or self.place is None or gradient.device.type != "cpu":
+            return False
+        return gradient.layout == torch.strided and not self.place.holds(gradient)
+
+    @property
     def stays_in_place(self) -> bool:
         """Whether the gradient, or the zeros that represent none, can stay in its place."""
         place, parameter = self.place, self.parameter
@@ -219,6 +227,7 @@ class GradientState:
         """
         gradient = self.parameter.grad
         self.kept = None if gradient is None else gradient.detach().clone()
+        self.stamped = gradient
 
     def current_content(self, look: bool = True) -> Content:
         """Returns the gradient's current content.
@@ -252,27 +261,37 @@ class GradientState:
         """Returns whether the program has written to a gradient with an unchanged stamp."""
         if self.content is Content.NOTHING:
             return bool(_values(gradient).any())
-        return self.kept is not None and not _are_equal(self.kept, gradient)
+        kept = self.kept
+        if kept is None or _are_equal(kept, gradient):
+            return False
+        return not self._is_rounded(gradient, kept)
 
     def _was_moved(self, gradient: torch.Tensor) -> bool:
         """Returns whether a gradient is the result of the exchange, moved to another storage.
 
         ``gradient.data = gradient.data.clone()`` moves it, and ``module.half()`` may also round it.
-        The tensor object is the same, and the place still holds the result.
+        The tensor object is the same, and the place or the copy still holds the result.
         """
-        place = self.place
-        if place is None or place.holds(gradient) or gradient.layout != torch.strided:
+        is_another = self.stamped is not None and gradient is not self.stamped
+        if is_another or self.in_place(gradient):
             return False
-        if self.stamped is not None and gradient is not self.stamped:
+        result = self.place.memory if self.kept is None and self.place is not None else self.kept
+        return result is not None and self._is_rounded(gradient, result)
+
+    def _is_rounded(self, gradient: torch.Tensor, result: torch.Tensor) -> bool:
+        """Returns whether a gradient is equal to a result, which conversions may have rounded."""
+        if gradient.layout != result.layout or gradient.shape != result.shape:
             return False
-        if gradient.shape != place.memory.shape or not gradient.is_floating_point():
+        if gradient.is_sparse and not torch.equal(gradient._indices(), result._indices()):
             return False
-        result = place.memory
-        there = gradient.detach().to(result)
+        there, values = _values(gradient), _values(result)
+        if not there.is_floating_point():
+            return False
+        there = there.detach().to(values)
         # Exactly equal: small values that the program has written must not be mistaken for the
         # result. After ``synchronize``, the ranks compare what one of them may have rounded.
-        dtypes = (result.dtype,) if self.exchanged else (result.dtype, *_ROUNDING)
-        rounded = (result.to(dtype).to(result) for dtype in dtypes)
+        dtypes = (values.dtype,) if self.exchanged else (values.dtype, *_ROUNDING)
+        rounded = (values.to(dtype).to(values) for dtype in dtypes)
         return any(_have_equal_elements(there, one) for one in rounded)
 
     @property

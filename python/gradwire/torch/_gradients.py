@@ -283,7 +283,7 @@ class Exchange(Agreeing):
         for slot in self.slots.values():
             slot.exchanged = False
             slot.note_content(slot.content)
-            may_be_used_again = not slot.computed or self._checks_values
+            may_be_used_again = not slot.computed or self._checks_values or slot.is_beside_its_place
             if self.op == Sum and slot.content is Content.COMMON and may_be_used_again:
                 slot.keep()
             slot.computed = False

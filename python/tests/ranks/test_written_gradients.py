@@ -103,6 +103,32 @@ def test_an_unwritten_result_is_reused(op: Any) -> None:
         assert parameter.tolist() == [-(step + 1) * total(op)] * 3
 
 
+@pytest.mark.parametrize("change", ["convert", "share"])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_sum_that_is_moved(sparse: bool, replace: bool, change: str, sent: str) -> None:
+    """It is not summed again, also if the program has replaced it before the step."""
+    net = torch.nn.Embedding(2, 1, sparse=sparse).double()
+    torch.nn.init.zeros_(net.weight)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters(), op=hvd.Sum
+    )
+    (net(torch.tensor([1])) * (hvd.rank() + 1) / 3).sum().backward()
+    optimizer.synchronize()
+    if replace:
+        net.weight.grad = net.weight.grad * 0.5
+    optimizer.step()
+    once = net.weight.detach()[1].item()
+    if change == "convert":
+        net.float(), net.double()
+    elif not sparse:
+        net.share_memory()
+    optimizer.step()
+    assert net.weight[1].item() == pytest.approx(2 * once)
+    total = hvd.size() * (hvd.size() + 1) / 6
+    assert once == pytest.approx(-total * (0.5 if replace else 1.0))
+
+
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
 @pytest.mark.parametrize("how", [*WRITES])
 def test_writes_after_a_computed_step(how: str, op: Any) -> None:
