@@ -140,6 +140,19 @@ impl Cause {
         }
     }
 
+    /// Whether a failure that this explains says more about it. A daemon with its own exit code
+    /// stopped for the reason it reported. If a daemon was killed, the others know its role and the
+    /// tensors in progress; otherwise they only noticed that it was gone.
+    fn goes_with(&self, failure: &Failure) -> bool {
+        match self {
+            Self::Ended { role: Role::Daemon, host, end, .. } => {
+                matches!(end, ProcessEnd::Code(_))
+                    || (failure.rank.is_none() && failure.host == *host)
+            }
+            _ => true,
+        }
+    }
+
     fn lines(&self, others_ran: bool) -> Vec<String> {
         let headline = self.headline();
         let others = if others_ran { "; the other ranks were stopped" } else { "" };
@@ -304,11 +317,8 @@ impl JobReport {
                 .flat_map(|cause| cause.lines(false))
                 .collect(),
             (first, Some(failure)) if !first.explains(failure) => failure_lines(failure),
-            // A daemon with its own exit code stopped for the reason it reported. If a daemon was
-            // killed, the others know its role and the tensors in progress.
-            (Cause::Ended { role: Role::Daemon, host, end, .. }, Some(failure))
-                if matches!(end, ProcessEnd::Code(_))
-                    || (failure.rank.is_none() && failure.host == *host) =>
+            (Cause::Ended { role: Role::Daemon, .. }, Some(failure))
+                if first.goes_with(failure) =>
             {
                 let mut lines = first.lines(others_ran);
                 lines.extend(failure_lines(failure));
@@ -316,7 +326,9 @@ impl JobReport {
             }
             _ => first.lines(others_ran),
         };
-        if let (Cause::Ended { .. }, Some(failure)) = (first, failure) {
+        if let (Cause::Ended { .. }, Some(failure)) = (first, failure)
+            && (!first.explains(failure) || first.goes_with(failure))
+        {
             // The report has just shown that output.
             let hint = Some(&failure.hint).filter(|hint| *hint != "see its output");
             lines.extend(hint.and_then(|hint| hint_line(hint)));
@@ -508,8 +520,9 @@ mod tests {
         assert!(shown[0].contains("the daemon on host 127.0.0.2 (pid 123) was killed"));
         let last = format!("gradwire: the job failed: host 127.0.0.2, tensor 'w': {what}");
         assert_eq!(shown.last(), Some(&last));
-        // A failure that names another host does not describe this daemon.
-        assert_eq!(lines(&of("127.0.0.3")).len(), shown.len() - 1);
+        // A failure that names another host does not describe this daemon, nor does its hint.
+        assert_eq!(lines(&of("127.0.0.3").hint("see its log")).len(), shown.len() - 1);
+        assert_eq!(lines(&of("127.0.0.2").hint("do")).last().unwrap(), "hint: do");
     }
 
     #[test]
