@@ -19,6 +19,11 @@ pub(super) const TOGETHER: Duration = Duration::from_millis(20);
 /// ends may be seen well before its own.
 const OWN_CAUSE: Duration = Duration::from_secs(1);
 
+/// When such an end counts: always after a process that is blamed.
+fn with_own_cause(at: Duration) -> Duration {
+    at.saturating_sub(OWN_CAUSE).max(Duration::from_nanos(1))
+}
+
 /// The exit code of a daemon whose job has failed. Any other code means that it had its own cause.
 const JOB_FAILED: i32 = 1;
 
@@ -61,6 +66,8 @@ pub enum Cause {
     },
     /// The connection to a host broke.
     Lost { host: String, what: String, at: Duration },
+    /// A signal asked the agent of a host to end, so it ends all processes there.
+    Asked { host: String, what: String, at: Duration },
     /// This signal asked the launcher to end.
     Interrupted(i32),
     /// Output can't be written.
@@ -82,9 +89,10 @@ impl Cause {
             Self::Ended { role: Role::Daemon, end, at, .. }
                 if *end != ProcessEnd::Code(JOB_FAILED) =>
             {
-                // Always after a process that is blamed.
-                (2, at.saturating_sub(OWN_CAUSE).max(Duration::from_nanos(1)))
+                (2, with_own_cause(*at))
             }
+            // Before the daemon that the agent has ended.
+            Self::Asked { at, .. } => (2, with_own_cause(*at)),
             Self::Ended { end: ProcessEnd::Signal(_), at, .. } => (2, at.saturating_sub(TOGETHER)),
             Self::Ended { role: Role::Rank(_), at, .. } => (2, *at),
             Self::Ended { at, .. } | Self::Lost { at, .. } => (2, *at + TOGETHER),
@@ -94,7 +102,7 @@ impl Cause {
 
     fn at(&self) -> Option<Duration> {
         match self {
-            Self::Ended { at, .. } | Self::Lost { at, .. } => Some(*at),
+            Self::Ended { at, .. } | Self::Lost { at, .. } | Self::Asked { at, .. } => Some(*at),
             _ => None,
         }
     }
@@ -118,6 +126,7 @@ impl Cause {
             Self::Lost { host, what, .. } => {
                 format!("the connection to host {host} was lost: {what}")
             }
+            Self::Asked { host, what, .. } => format!("host {host} left the job: {what}"),
             Self::Interrupted(signal) => {
                 format!("interrupted by {}", signal_name(*signal).unwrap_or("a signal"))
             }
@@ -135,7 +144,7 @@ impl Cause {
                 is_about_end && failure.rank.is_some_and(|blamed| blamed.0 == *rank)
             }
             Self::Ended { role: Role::Daemon, end, .. } => *end != ProcessEnd::Code(JOB_FAILED),
-            Self::Lost { .. } | Self::NotStarted { .. } => true,
+            Self::Lost { .. } | Self::Asked { .. } | Self::NotStarted { .. } => true,
             Self::Interrupted(_) | Self::Output(_) => true,
         }
     }
@@ -168,7 +177,9 @@ impl Cause {
                 }
                 lines
             }
-            Self::Lost { .. } => vec![format!("gradwire: {headline}{others}")],
+            Self::Lost { .. } | Self::Asked { .. } => {
+                vec![format!("gradwire: {headline}{others}")]
+            }
             Self::Interrupted(_) | Self::Output(_) => {
                 vec![format!("gradwire: {headline}; everything was stopped")]
             }
