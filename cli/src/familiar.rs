@@ -11,7 +11,10 @@ use std::{
     ffi::{OsStr, OsString},
 };
 
-use clap::{Arg, Command};
+use clap::{
+    Arg, Command, Parser,
+    error::{ContextKind, ErrorKind},
+};
 use gradwire_launcher::error::CommandError;
 use gradwire_settings::{KEYS, horovod};
 
@@ -181,6 +184,19 @@ pub fn translate(cli: &Command, words: Vec<OsString>) -> Result<Vec<OsString>, C
     Ok(done)
 }
 
+/// Reads the words of a command line. Wrong words, and a question for help, end the process.
+pub fn parse<C: Parser>(words: Vec<OsString>) -> C {
+    C::try_parse_from(words).unwrap_or_else(|error| without_tip(error).exit())
+}
+
+/// Removes clap's advice to write a misspelt option after `--`, where it would be the program.
+fn without_tip(mut error: clap::Error) -> clap::Error {
+    if error.kind() == ErrorKind::UnknownArgument {
+        error.remove(ContextKind::Suggested);
+    }
+    error
+}
+
 /// The option for the setting that a variable of Horovod would change.
 fn setting(
     option: &str,
@@ -206,7 +222,7 @@ fn setting(
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, Parser};
+    use clap::CommandFactory;
 
     use super::*;
     use crate::args::{Cli, Run};
@@ -252,6 +268,18 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_misspelt_option_is_not_for_the_program() {
+        for (line, expected) in [
+            ("gradwire run --use-mpi train", "unexpected argument '--use-mpi' found"),
+            ("gradwire run --slots 2 train", "a similar argument exists: '--slots-per-host'"),
+            ("gradwire status --watc", "a similar argument exists: '--watch'"),
+        ] {
+            let error = without_tip(Cli::try_parse_from(line.split(' ')).unwrap_err()).to_string();
+            assert!(error.contains(expected) && !error.contains("as a value"), "{error}");
         }
     }
 

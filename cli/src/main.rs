@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use gradwire_bench::{self as bench, args::Bench};
 use gradwire_cli::{
     algorithms,
@@ -24,7 +24,7 @@ use gradwire_services::launch::ITSELF;
 
 fn main() -> ExitCode {
     let words = familiar::translate(&Cli::command(), std::env::args_os().collect());
-    let done = words.and_then(|words| dispatch(Cli::parse_from(words)));
+    let done = words.and_then(|words| dispatch(familiar::parse(words)));
     done.unwrap_or_else(|error| error.report())
 }
 

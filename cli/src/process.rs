@@ -11,7 +11,7 @@ use gradwire_launcher::{
     error::{CommandError, limits_hint},
     outer,
 };
-use gradwire_settings::{Layers, Loaded, Settings};
+use gradwire_settings::{Layers, Loaded, Settings, layers};
 use gradwire_telemetry::{LogConfig, init_logging};
 use rustix::{
     io::Errno,
@@ -56,13 +56,9 @@ pub fn block_on<T>(work: impl Future<Output = T>) -> Result<T, CommandError> {
     Ok(result)
 }
 
-/// The environment as text, without variables that are not UTF-8: they can't be settings, and can't
-/// be sent as JSON.
+/// The environment as text, to be read and to be sent as JSON.
 pub fn environment() -> HashMap<String, String> {
-    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
-    std::env::vars_os().filter_map(text).collect()
+    layers::text(std::env::vars_os())
 }
 
 /// Loads the settings: defaults, file, environment, flags of the user, `flags` of the command.

@@ -10,13 +10,13 @@
 //! the daemon of this host needs. A connection gets a place only once it has begun to speak HTTP/2:
 //! from then on its server notices when it goes silent.
 
-use std::{io, sync::Arc, thread, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use gradwire_proto::NODE_PREFACE;
+use gradwire_telemetry::reactor;
 use tokio::{
     io::AsyncReadExt,
     net::{TcpListener, TcpStream},
-    runtime,
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::{sleep, timeout},
 };
@@ -78,14 +78,13 @@ pub(crate) fn start(
     stop: CancellationToken,
 ) -> io::Result<(NodeConnections, oneshot::Receiver<String>)> {
     let listener = listener.into_std()?;
-    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let (to_nodes, of_nodes) = mpsc::channel(WAITING);
     let (to_viewers, of_viewers) = mpsc::channel(WAITING);
     let places = |more: usize| Arc::new(Semaphore::new(nodes as usize + more));
     let (for_nodes, for_viewers) = (places(MORE_NODES), places(VIEWERS));
     let ways = Ways { to_nodes, for_nodes, to_viewers, for_viewers };
     let (failed, ended) = oneshot::channel();
-    let run = move || {
+    let run = move || async move {
         let serve = async {
             let listener = TcpListener::from_std(listener).map_err(|error| error.to_string())?;
             let viewers = ReceiverStream::new(of_viewers);
@@ -103,13 +102,12 @@ pub(crate) fn start(
                 () = late => Ok(()),
             }
         };
-        if let Err(error) = runtime.block_on(serve) {
+        if let Err(error) = serve.await {
             // The receiver may be gone.
             let _ = failed.send(error);
         }
-        runtime.shutdown_background();
     };
-    thread::Builder::new().name("gw-inspect".to_owned()).spawn(run)?;
+    reactor::start("gw-inspect", run)?;
     Ok((of_nodes, ended))
 }
 

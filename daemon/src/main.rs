@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    ffi::OsString,
     fmt::Display,
     io::{self, Write},
     net::IpAddr,
@@ -19,7 +18,7 @@ use gradwire_proto::{Failure, VERSION};
 use gradwire_services::launch::{
     HERE, Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line,
 };
-use gradwire_settings::{AddressRange, Layers, Loaded, Settings, table::LogFormat};
+use gradwire_settings::{AddressRange, Layers, Loaded, Settings, layers, table::LogFormat};
 use gradwire_telemetry::{
     Endpoint, EndpointConfig, LogConfig, OtlpConfig, Readiness, Router, TelemetryError,
     init_logging,
@@ -118,11 +117,7 @@ fn is_own(failure: &Failure, host: &str) -> bool {
 
 /// Runs the daemon. Returns how the job ended, and the name of this host.
 fn start(file: Option<PathBuf>) -> anyhow::Result<(Ending, String)> {
-    // Gradwire has no variables that are not UTF-8.
-    let text = |(name, value): (OsString, OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
-    let environment: HashMap<String, String> = std::env::vars_os().filter_map(text).collect();
+    let environment = layers::text(std::env::vars_os());
     let layers = Layers { file, environment, flags: Vec::new() };
     let Loaded { settings, without_effect, .. } = Settings::load(&layers)?;
     let json = settings.log.format == LogFormat::Json;

@@ -27,7 +27,7 @@ pub struct JobOptions {
     ///
     /// The number of ranks of the job. May also be written -np N.
     #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = parse_ranks)]
     pub np: Option<u32>,
     /// Hosts and slots [default: this machine].
     ///
@@ -74,13 +74,13 @@ pub struct ElasticOptions {
     ///
     /// This, --max-np or --host-discovery-script makes a job elastic.
     #[arg(long, visible_alias = "min-num-proc", value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = parse_ranks)]
     pub min_np: Option<u32>,
     /// Grow to at most N ranks [default: -np].
     ///
     /// New processes start in free slots, and join at the next commit or step.
     #[arg(long, visible_alias = "max-num-proc", value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..=MOST))]
+          value_parser = parse_ranks)]
     pub max_np: Option<u32>,
     /// Keep N more processes ready to replace lost ranks.
     ///
@@ -130,6 +130,16 @@ impl ElasticOptions {
             (self.blacklist_cooldown_range.is_some(), "--blacklist-cooldown-range"),
         ];
         given.into_iter().find_map(|(is_given, option)| is_given.then_some(option))
+    }
+}
+
+/// A number of ranks.
+fn parse_ranks(text: &str) -> Result<u32, String> {
+    let expected = format!("expected the number of ranks, from 1 to {MAX_RANKS}");
+    match text {
+        // Values of torchrun.
+        "auto" | "cpu" | "gpu" => Err(format!("{expected}; devices are not counted")),
+        _ => text.parse().ok().filter(|np| (1..=MAX_RANKS).contains(np)).ok_or(expected),
     }
 }
 

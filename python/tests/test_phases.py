@@ -1,8 +1,8 @@
 """What happens at any moment of a job: phase by event, with real processes.
 
-Each cell is a job of two or three ranks on one or two nodes, in which rank 1 (or a daemon, or the
-launcher) ends or stops in a phase. The table says what the other ranks are told, and the exit code
-of the launcher. In every cell the job ends by itself, and no process of it remains.
+Each cell is a job of two or three ranks on one or two nodes, in which rank 1 (or a daemon, an agent
+or the launcher) ends or stops in a phase. The table says what the other ranks are told, and the
+exit code of the launcher. In every cell the job ends by itself, and no process of it remains.
 
 A line that is cut in these phases is tested where there are lines to cut, in
 ``tests/tests/system/network.rs``.
@@ -64,6 +64,8 @@ def happen():
         os.kill(os.getpid(), getattr(signal, event))
     elif event.startswith("daemon"):
         os.kill(next(pids("gradwired")), getattr(signal, event.split()[1]))
+    elif event.startswith("agent"):
+        os.kill(os.getppid(), getattr(signal, event.split()[1]))
     elif event.startswith("launcher"):
         os.kill(int(os.environ["TEST_LAUNCHER"]), signal.SIGKILL)
     time.sleep(30)
@@ -192,6 +194,7 @@ CELLS = [
     Cell("left", "SIGSEGV", "", (139,)),
     Cell("left", "SIGSTOP", "", (137,), "is stopped (SIGSTOP) after it has left the job"),
     Cell("left", "launcher SIGKILL", "", (-9,)),
+    Cell("left", "agent SIGTERM", "", (1,), "left the job: its agent received SIGTERM"),
 ]
 HOSTS = {"one node": "127.0.0.1:3", "two nodes": "127.0.0.1:1,127.0.0.2:2"}
 # By day, each cell is played on one or two nodes, in turn.

@@ -575,6 +575,16 @@ def test_a_store_that_is_stopped_is_named(job: Job) -> None:
     assert expected in done.stdout, done.stdout
 
 
+def test_hosts_of_two_kinds_of_addresses(job: Job) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    done = job(SCRIPT, hosts="[::1]:1,127.0.0.1:1")
+    assert done.returncode == 1, done.stdout
+    assert "hint: one is an IPv4 and the other an IPv6 address" in done.stdout, done.stdout
+
+
 def test_process_sets_at_the_start(job: Job) -> None:
     done = job(
         """

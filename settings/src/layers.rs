@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    ffi::OsString,
     path::PathBuf,
 };
 
@@ -186,6 +187,26 @@ fn given(value: &Value) -> Given {
         (None, Some(text)) => Given::Text(text),
         (None, None) => Given::Other(value.to_string()),
     }
+}
+
+/// The environment as text. A variable that is not UTF-8 is left out, unless it should be a
+/// setting: then its value has characters that no setting accepts, so that it is refused.
+pub fn text(variables: impl IntoIterator<Item = (OsString, OsString)>) -> HashMap<String, String> {
+    let should_set = |name: &str| {
+        let ours = name.starts_with("GRADWIRE_") && !RESERVED_VARIABLES.contains(&name);
+        ours || horovod::VARIABLES
+            .iter()
+            .any(|(known, effect)| *known == name && matches!(effect, horovod::Effect::Sets { .. }))
+    };
+    let text = |(name, value): (OsString, OsString)| {
+        let name = name.into_string().ok()?;
+        match value.into_string() {
+            Ok(value) => Some((name, value)),
+            Err(value) if should_set(&name) => Some((name, value.to_string_lossy().into_owned())),
+            Err(_) => None,
+        }
+    };
+    variables.into_iter().filter_map(text).collect()
 }
 
 fn environment(all: &HashMap<String, String>) -> Result<Layer, SettingsError> {

@@ -1,10 +1,13 @@
 //! Layers, origins and error texts.
 
-use std::{collections::HashMap, path::PathBuf, time::Duration};
+use std::{
+    collections::HashMap, ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf, time::Duration,
+};
 
 use gradwire_settings::{
     KEYS, Layers, Origin, RESERVED_VARIABLES, Settings, SettingsError,
     horovod::{Effect, VARIABLES},
+    layers,
 };
 
 fn env(pairs: &[(&str, &str)]) -> HashMap<String, String> {
@@ -167,6 +170,24 @@ fn invalid_values_are_shown_with_their_origin() {
     }
     let text = error(Layers { flags: flags(&["data.lanes"]), ..Layers::default() });
     assert_eq!(text, "invalid --set \"data.lanes\": expected section.key=value");
+}
+
+#[test]
+fn a_setting_that_is_not_text_is_refused() {
+    let odd = |name: &str| (OsString::from(name), OsString::from_vec(b"2\xff".to_vec()));
+    for (name, expected) in [
+        ("GRADWIRE_DATA__LANES", "environment GRADWIRE_DATA__LANES"),
+        ("GRADWIRE_DATA_LANES", "unknown setting 'data.lanes' (environment GRADWIRE_DATA_LANES)"),
+        ("HOROVOD_FUSION_THRESHOLD", "environment HOROVOD_FUSION_THRESHOLD"),
+    ] {
+        let environment = layers::text([odd(name)]);
+        let message = error(Layers { environment, ..Layers::default() });
+        assert!(message.contains(expected), "{message}");
+    }
+    // Others may be anything, and some are paths.
+    assert!(
+        layers::text([odd("NAME"), odd("GRADWIRE_CONFIG"), odd("HOROVOD_TIMELINE")]).is_empty()
+    );
 }
 
 #[test]

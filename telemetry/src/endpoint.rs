@@ -9,7 +9,6 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener},
     ops::RangeInclusive,
     sync::Arc,
-    thread,
     time::Duration,
 };
 
@@ -21,10 +20,7 @@ use axum::{
 };
 use rustix::io::Errno;
 use serde_json::{Value, json};
-use tokio::{
-    runtime::{self, Runtime},
-    sync::{oneshot, watch},
-};
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -33,7 +29,7 @@ use crate::{
     collect,
     guard::Guard,
     otlp::{self, Origin, OtlpConfig},
-    process,
+    process, reactor,
     registry::Recorder,
 };
 
@@ -119,11 +115,7 @@ impl Endpoint {
         let cancel = CancellationToken::new();
         let (end, ended) = oneshot::channel();
         let stop = cancel.clone();
-        let runtime = runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|reason| TelemetryError::Thread { reason })?;
-        let run = move || {
+        let run = move || async move {
             let _end = end;
             let send = config.otlp.clone().map(|otlp| {
                 let EndpointConfig { service, version, job, host, .. } = config.clone();
@@ -131,12 +123,9 @@ impl Endpoint {
                 otlp::send(recorder.clone(), otlp, origin, stop.clone())
             });
             let router = router(recorder, config, address);
-            serve(&runtime, listener, router, send, stop);
+            serve(listener, router, send, stop).await;
         };
-        thread::Builder::new()
-            .name("gw-http".to_owned())
-            .spawn(run)
-            .map_err(|reason| TelemetryError::Thread { reason })?;
+        reactor::start("gw-http", run).map_err(|reason| TelemetryError::Thread { reason })?;
         tracing::info!(%address, "serving metrics");
         Ok(Self { address, cancel, ended })
     }
@@ -201,38 +190,35 @@ fn refused(config: &EndpointConfig, reason: io::Error) -> TelemetryError {
 }
 
 /// Serves until `stop`, then finishes open requests within [`STOP`].
-fn serve(
-    runtime: &Runtime,
+async fn serve(
     listener: TcpListener,
     router: Router,
     send: Option<impl Future<Output = ()> + Send + 'static>,
     stop: CancellationToken,
 ) {
-    runtime.block_on(async {
-        let sent = send.map(tokio::spawn);
-        let listener = match tokio::net::TcpListener::from_std(listener) {
-            Ok(listener) => listener,
-            Err(error) => return tracing::error!(%error, "the metrics endpoint ended"),
-        };
-        let stopped = stop.clone().cancelled_owned();
-        let serve = axum::serve(Guard::new(listener), router).with_graceful_shutdown(stopped);
-        let late = async {
-            stop.cancelled().await;
-            tokio::time::sleep(STOP).await;
-        };
-        tokio::select! {
-            served = async { serve.await } => {
-                if let Err(error) = served {
-                    tracing::error!(%error, "the metrics endpoint ended");
-                }
+    let sent = send.map(tokio::spawn);
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!(%error, "the metrics endpoint ended"),
+    };
+    let stopped = stop.clone().cancelled_owned();
+    let serve = axum::serve(Guard::new(listener), router).with_graceful_shutdown(stopped);
+    let late = async {
+        stop.cancelled().await;
+        tokio::time::sleep(STOP).await;
+    };
+    tokio::select! {
+        served = async { serve.await } => {
+            if let Err(error) = served {
+                tracing::error!(%error, "the metrics endpoint ended");
             }
-            () = late => tracing::debug!("some requests for metrics were not answered"),
         }
-        // Sends the last message, within a time limit.
-        if let Some(sent) = sent {
-            let _ = sent.await;
-        }
-    });
+        () = late => tracing::debug!("some requests for metrics were not answered"),
+    }
+    // Sends the last message, within a time limit.
+    if let Some(sent) = sent {
+        let _ = sent.await;
+    }
 }
 
 /// The JSON of Prometheus's HTTP service discovery.

@@ -15,6 +15,7 @@
 //! - [`collect`]: values that are read when the metrics are scraped
 //! - `process`: what the system knows about this process
 //! - `text`: parses the text format of Prometheus
+//! - [`reactor`]: a thread for work of its own
 //! - `registry`: the recorder, and its text for Prometheus
 //! - [`declare`]: the macro that declares metrics
 //! - [`catalog`]: every metric
@@ -46,6 +47,8 @@ pub mod otlp;
 mod process;
 #[cfg(feature = "serve")]
 pub mod rate;
+#[cfg(feature = "serve")]
+pub mod reactor;
 #[cfg(feature = "serve")]
 pub mod reference;
 #[cfg(feature = "serve")]

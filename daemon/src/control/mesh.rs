@@ -164,9 +164,14 @@ impl Mesh {
                     node.address,
                     self.world.me().host
                 );
+                let hint = if node.address.is_ipv4() == self.world.me().address.is_ipv4() {
+                    "is the address right, and does a firewall let it through?"
+                } else {
+                    "one is an IPv4 and the other an IPv6 address: name all hosts by one kind"
+                };
                 let failure = Failure::new(FailureKind::ConnectionLost, what)
                     .host(node.host.clone())
-                    .hint("is the address right, and does a firewall let it through?");
+                    .hint(hint);
                 self.job.report(failure);
             }
             Err(why) => {

@@ -4,11 +4,11 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use gradwire_bench::{self as bench, rank::run_with};
 use gradwire_cli::{
     explain,
-    familiar::translate,
+    familiar::{parse, translate},
     find,
     job::{Files, prepare, start},
     process::{block_on, environment, load, log, print},
@@ -29,7 +29,7 @@ use gradwire_simulator::input::Input;
 
 fn main() -> ExitCode {
     let words = translate(&Lab::command(), std::env::args_os().collect());
-    let done = words.and_then(|words| dispatch(Lab::parse_from(words)));
+    let done = words.and_then(|words| dispatch(parse(words)));
     done.unwrap_or_else(|error| error.report())
 }
 

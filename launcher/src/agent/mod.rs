@@ -263,6 +263,9 @@ impl Agent {
                 () = sleep((silence - silent).min(silence / 4)) => {}
                 signal = endings.next() => {
                     let name = signal_name(signal).unwrap_or("a signal");
+                    // The launcher learns of it before the ends that follow.
+                    let what = format!("its agent received {name}");
+                    let _ = self.reports.try_send(Report::Asked { what, at_us: micros(self.born) });
                     break unheard(format!("the agent of this host received {name}"));
                 }
                 () = sleep(signals::LOOK), if matches!(self.suspended, Suspended::Ranks(_)) => {

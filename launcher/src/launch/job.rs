@@ -229,7 +229,8 @@ impl Job {
             Event::Waiting { worker, .. } => self.waiting(worker, now),
             Event::Leaving { node, worker } => self.leaving(node, worker),
             Event::Listed(list) => self.listed(list),
-            Event::Asked(Request::Drain { host }) => {
+            Event::Asked { node, what, at } => self.asked(node, what, at, now),
+            Event::Requested(Request::Drain { host }) => {
                 let answer = self.drain(&host);
                 self.commands.push(Command::Answer(answer));
             }

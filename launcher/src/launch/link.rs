@@ -282,6 +282,9 @@ impl Link {
                 let tail = tails.remove(&role).unwrap_or_default().into_lines().collect();
                 Some(Event::Exited { node, role, pid, end, at: self.when(at_us), tail })
             }
+            Report::Asked { what, at_us } => {
+                Some(Event::Asked { node, what, at: self.when(at_us) })
+            }
             Report::Waiting { rank } => Some(Event::Waiting { node, worker: rank.0 }),
             Report::Leaving { rank } => Some(Event::Leaving { node, worker: rank.0 }),
             Report::Stopped => Some(Event::Stopped { node }),

@@ -19,6 +19,11 @@ pub(super) const TOGETHER: Duration = Duration::from_millis(20);
 /// ends may be seen well before its own.
 const OWN_CAUSE: Duration = Duration::from_secs(1);
 
+/// When such an end counts: always after a process that is blamed.
+fn with_own_cause(at: Duration) -> Duration {
+    at.saturating_sub(OWN_CAUSE).max(Duration::from_nanos(1))
+}
+
 /// The exit code of a daemon whose job has failed. Any other code means that it had its own cause.
 const JOB_FAILED: i32 = 1;
 
@@ -61,6 +66,8 @@ pub enum Cause {
     },
     /// The connection to a host broke.
     Lost { host: String, what: String, at: Duration },
+    /// A signal asked the agent of a host to end, so it ends all processes there.
+    Asked { host: String, what: String, at: Duration },
     /// This signal asked the launcher to end.
     Interrupted(i32),
     /// Output can't be written.
@@ -82,9 +89,10 @@ impl Cause {
             Self::Ended { role: Role::Daemon, end, at, .. }
                 if *end != ProcessEnd::Code(JOB_FAILED) =>
             {
-                // Always after a process that is blamed.
-                (2, at.saturating_sub(OWN_CAUSE).max(Duration::from_nanos(1)))
+                (2, with_own_cause(*at))
             }
+            // Before the daemon that the agent has ended.
+            Self::Asked { at, .. } => (2, with_own_cause(*at)),
             Self::Ended { end: ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory, at, .. } => {
                 (2, at.saturating_sub(TOGETHER))
             }
@@ -96,7 +104,7 @@ impl Cause {
 
     fn at(&self) -> Option<Duration> {
         match self {
-            Self::Ended { at, .. } | Self::Lost { at, .. } => Some(*at),
+            Self::Ended { at, .. } | Self::Lost { at, .. } | Self::Asked { at, .. } => Some(*at),
             _ => None,
         }
     }
@@ -120,6 +128,7 @@ impl Cause {
             Self::Lost { host, what, .. } => {
                 format!("the connection to host {host} was lost: {what}")
             }
+            Self::Asked { host, what, .. } => format!("host {host} left the job: {what}"),
             Self::Interrupted(signal) => {
                 format!("interrupted by {}", signal_name(*signal).unwrap_or("a signal"))
             }
@@ -137,8 +146,21 @@ impl Cause {
                 is_about_end && failure.rank.is_some_and(|blamed| blamed.0 == *rank)
             }
             Self::Ended { role: Role::Daemon, end, .. } => *end != ProcessEnd::Code(JOB_FAILED),
-            Self::Lost { .. } | Self::NotStarted { .. } => true,
+            Self::Lost { .. } | Self::Asked { .. } | Self::NotStarted { .. } => true,
             Self::Interrupted(_) | Self::Output(_) => true,
+        }
+    }
+
+    /// Whether a failure that this explains says more about it. A daemon with its own exit code
+    /// stopped for the reason it reported. If a daemon was killed, the others know its role and the
+    /// tensors in progress; otherwise they only noticed that it was gone.
+    fn goes_with(&self, failure: &Failure) -> bool {
+        match self {
+            Self::Ended { role: Role::Daemon, host, end, .. } => {
+                matches!(end, ProcessEnd::Code(_))
+                    || (failure.rank.is_none() && failure.host == *host)
+            }
+            _ => true,
         }
     }
 
@@ -157,7 +179,9 @@ impl Cause {
                 }
                 lines
             }
-            Self::Lost { .. } => vec![format!("gradwire: {headline}{others}")],
+            Self::Lost { .. } | Self::Asked { .. } => {
+                vec![format!("gradwire: {headline}{others}")]
+            }
             Self::Interrupted(_) | Self::Output(_) => {
                 vec![format!("gradwire: {headline}; everything was stopped")]
             }
@@ -306,11 +330,8 @@ impl JobReport {
                 .flat_map(|cause| cause.lines(false))
                 .collect(),
             (first, Some(failure)) if !first.explains(failure) => failure_lines(failure),
-            // A daemon with its own exit code stopped for the reason it reported. If a daemon was
-            // killed, the others know its role and the tensors in progress.
-            (Cause::Ended { role: Role::Daemon, host, end, .. }, Some(failure))
-                if matches!(end, ProcessEnd::Code(_))
-                    || (failure.rank.is_none() && failure.host == *host) =>
+            (Cause::Ended { role: Role::Daemon, .. }, Some(failure))
+                if first.goes_with(failure) =>
             {
                 let mut lines = first.lines(others_ran);
                 lines.extend(failure_lines(failure));
@@ -318,7 +339,9 @@ impl JobReport {
             }
             _ => first.lines(others_ran),
         };
-        if let (Cause::Ended { .. }, Some(failure)) = (first, failure) {
+        if let (Cause::Ended { .. }, Some(failure)) = (first, failure)
+            && (!first.explains(failure) || first.goes_with(failure))
+        {
             // The report has just shown that output.
             let hint = Some(&failure.hint).filter(|hint| *hint != SEE_OUTPUT);
             lines.extend(hint.and_then(|hint| hint_line(hint)));
@@ -510,8 +533,9 @@ mod tests {
         assert!(shown[0].contains("the daemon on host 127.0.0.2 (pid 123) was killed"));
         let last = format!("gradwire: the job failed: host 127.0.0.2, tensor 'w': {what}");
         assert_eq!(shown.last(), Some(&last));
-        // A failure that names another host does not describe this daemon.
-        assert_eq!(lines(&of("127.0.0.3")).len(), shown.len() - 1);
+        // A failure that names another host does not describe this daemon, nor does its hint.
+        assert_eq!(lines(&of("127.0.0.3").hint("see its log")).len(), shown.len() - 1);
+        assert_eq!(lines(&of("127.0.0.2").hint("do")).last().unwrap(), "hint: do");
     }
 
     #[test]

@@ -78,7 +78,7 @@ async fn answer(
     BufReader::new(read.take(MAX_LINE)).read_line(&mut line).await?;
     let answer: Answer = match from_line(&line) {
         Ok(request) => {
-            events.send(Event::Asked(request)).await.map_err(io::Error::other)?;
+            events.send(Event::Requested(request)).await.map_err(io::Error::other)?;
             answers.recv().await.unwrap_or_else(|| Err("the job has ended".to_owned()))
         }
         Err(error) => Err(error.to_string()),

@@ -348,6 +348,8 @@ pub enum Report {
     Waiting { rank: Rank },
     /// A training process was asked to leave the job.
     Leaving { rank: Rank },
+    /// A signal asked the agent to end, so it ends all processes.
+    Asked { what: String, at_us: u64 },
     /// A process ended.
     Exited { role: Role, pid: u32, end: ProcessEnd, at_us: u64 },
     /// All processes that were started here have ended.

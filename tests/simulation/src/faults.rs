@@ -204,7 +204,7 @@ impl World {
             F::Drain => {
                 self.check.is_relisted = true;
                 let name = self.hosts[host].name.clone();
-                let event = Launched::Asked(Request::Drain { host: name });
+                let event = Launched::Requested(Request::Drain { host: name });
                 self.at(self.now, What::Launcher(Box::new(event)));
             }
             F::List => {

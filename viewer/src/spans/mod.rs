@@ -15,15 +15,14 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use std::{io, sync::Arc, thread, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use gradwire_coordinator::Inspection;
 use gradwire_proto::{VERSION, pb::TraceBatch};
 use gradwire_services::otlp::collector::trace::v1::ExportTraceServiceRequest;
-use gradwire_telemetry::{Collector, OtlpConfig};
+use gradwire_telemetry::{Collector, OtlpConfig, reactor};
 use prost::Message as _;
 use tokio::{
-    runtime,
     sync::{mpsc, oneshot, watch},
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
@@ -54,13 +53,12 @@ impl Spans {
     /// # Errors
     /// If the system refuses a thread or a descriptor.
     pub fn start(inspection: Arc<Inspection>, otlp: OtlpConfig, every: u64) -> io::Result<Self> {
-        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let (end, ended) = oneshot::channel();
-        let run = move || {
+        let run = move || async move {
             let _end = end;
-            runtime.block_on(send(&inspection, &otlp, every.max(1)));
+            send(&inspection, &otlp, every.max(1)).await;
         };
-        thread::Builder::new().name("gw-spans".to_owned()).spawn(run)?;
+        reactor::start("gw-spans", run)?;
         Ok(Self(ended))
     }
 

@@ -160,6 +160,15 @@ impl Job {
         }
     }
 
+    /// The agent of a host was asked to end. In an elastic job, the ends of its processes count. If
+    /// all ranks have ended, nothing is lost.
+    pub(super) fn asked(&mut self, node: usize, what: String, at: Duration, now: Duration) {
+        if self.epochs.is_none() && self.phase != Phase::Leaving {
+            let host = self.host(node).to_owned();
+            self.fail(Cause::Asked { host, what, at }, now);
+        }
+    }
+
     pub(super) fn interrupted(&mut self, signal: i32, now: Duration) {
         match self.phase {
             Phase::Done => {}

@@ -38,13 +38,15 @@ pub enum Event {
     /// A process runs.
     Started { node: usize, role: Role, pid: u32, at: Duration },
     /// Another command asks for something.
-    Asked(Request),
+    Requested(Request),
     /// A process can't be started.
     Failed { node: usize, role: Role, what: String },
     /// A service wrote a line on its standard output.
     Said { node: usize, role: Role, line: String },
     /// A process ended; `tail` is the end of its standard error.
     Exited { node: usize, role: Role, pid: u32, end: ProcessEnd, at: Duration, tail: Vec<String> },
+    /// A signal asked the agent of a host to end, so everything there ends.
+    Asked { node: usize, what: String, at: Duration },
     /// A training process waits for an epoch that includes it.
     Waiting { node: usize, worker: u32 },
     /// A training process was asked to leave the job.

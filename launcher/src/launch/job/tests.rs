@@ -390,6 +390,32 @@ fn a_lost_host_ends_the_job() {
     );
 }
 
+/// TELL: not a rank that its agent has killed, also if no daemon runs any more to say so.
+#[test]
+fn a_host_that_is_asked_to_end_is_named() {
+    let mut job = running();
+    let event = Event::Asked { node: 1, what: "its agent received SIGHUP".into(), at: ms(1500) };
+    step(&mut job, event, 1500);
+    step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Signal(15), 1500), 1501);
+    step(&mut job, exited(1, Role::Daemon, ProcessEnd::Signal(15), 1502), 1502);
+    step(&mut job, Event::Stopped { node: 1 }, 1503);
+    step(&mut job, Event::Tick, 1700);
+    step(&mut job, Event::Tick, 2700);
+    step(&mut job, Event::Stopped { node: 0 }, 2800);
+    let report = job.report().unwrap();
+    let line = "gradwire: host b left the job: its agent received SIGHUP; the other ranks were \
+                stopped";
+    assert_eq!((report.code, report.lines), (1, vec![line.to_owned()]));
+    // After all ranks have ended, nothing is lost.
+    let mut job = running();
+    for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
+        step(&mut job, exited(node, Role::Rank(rank), ProcessEnd::Code(0), 2000), 2000);
+    }
+    step(&mut job, Event::Asked { node: 1, what: "…".into(), at: ms(2001) }, 2001);
+    step(&mut job, Event::Tick, 2300);
+    assert_eq!(stop_all(&mut job, 2400).code, 0);
+}
+
 #[test]
 fn the_end_of_a_daemon_is_announced() {
     let mut job = running();

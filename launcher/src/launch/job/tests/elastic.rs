@@ -417,7 +417,7 @@ fn a_host_that_is_no_longer_listed_leaves() {
 #[test]
 fn a_drained_host_leaves_for_good() {
     let mut job = running(|_| {});
-    let drain = |host: &str| Event::Asked(Request::Drain { host: host.to_owned() });
+    let drain = |host: &str| Event::Requested(Request::Drain { host: host.to_owned() });
     let unknown = "the job has no host 'c'; its hosts are a, b";
     assert_eq!(step(&mut job, drain("c"), 1400), [format!("Err({unknown:?})")]);
     let orders = step(&mut job, drain("a"), 1400);
