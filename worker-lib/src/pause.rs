@@ -1,7 +1,7 @@
 //! Times in which the program makes no training steps, on purpose: an evaluation, a checkpoint.
 //!
-//! The daemon learns of them, so that a job that stands still meanwhile is not reported. Of several
-//! pauses, the innermost one is shown.
+//! The daemon learns of them, so that a job that stands still meanwhile is not reported. Reports
+//! show the innermost pause.
 
 use gradwire_proto::pb::{self, worker_message::Message};
 
