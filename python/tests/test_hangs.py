@@ -189,6 +189,31 @@ def test_the_line_of_a_call_is_known(way: str, tmp_path: Path, why: Why) -> None
         until(f"an operation at {wanted.pattern}", is_called_there)
 
 
+def test_only_the_secret_opens_the_stacks(tmp_path: Path, why: Why) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+
+    def asked(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        # Without the run file of the job.
+        variables = {**os.environ, "XDG_RUNTIME_DIR": str(elsewhere), **variables}
+        words = (LAUNCHER, *words)
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=LIMIT, env=variables, check=False
+        )
+
+    with job(tmp_path, "sleep", HOSTS["one node"]):
+        seen = explained(why, is_in("sleep"))
+        here = asked("status", "--json", XDG_RUNTIME_DIR=str(tmp_path / "run"))
+        address = json.loads(here.stdout)["page"]
+        refused = asked("why", address, GRADWIRE_SECRET="0" * 64)
+        assert refused.returncode == 1 and not refused.stdout, refused
+        assert "does not know the job's secret\nhint: GRADWIRE_SECRET must be" in refused.stderr
+        # A process of the job on this host has it.
+        answer = json.loads(asked("why", address, "--json").stdout)
+        assert answer["job"] == seen["job"] and len(answer["ranks"]) == 3, answer
+        assert asked("status", address, GRADWIRE_SECRET="0" * 64).returncode == 0
+
+
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_other_process_sets_have_own_waits(hosts: str, tmp_path: Path, why: Why) -> None:
     with job(tmp_path, "other_set", HOSTS[hosts]):

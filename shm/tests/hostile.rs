@@ -16,8 +16,8 @@ use gradwire_proto::{DType, ReduceOp, Request, Shape, TensorName};
 use gradwire_shm::{
     control::{
         Activity, COMPLETIONS, CONTROL_BYTES, Completion, CompletionWriter, ControlError,
-        DaemonControl, Doorbell, Progress, RingError, SUBMISSION_RING_BYTES, SubmissionReader,
-        SubmitError, WorkerControl,
+        DaemonControl, Doorbell, MAX_CALL_SITES, Progress, RingError, SUBMISSION_RING_BYTES,
+        SubmissionReader, SubmitError, WorkerControl,
     },
     ring::{MAX_RECORD_WORDS, Nonsense},
     segment::{HugePages, Segment},
@@ -137,11 +137,12 @@ fn each_field_of_a_record_is_checked() {
         (3, 2 | 1 << 8, "takes no scale factors"),
         (4, f64::NAN.to_bits(), "prescale: NaN"),
         (5, f64::INFINITY.to_bits(), "postscale: inf"),
-        (6, u64::from(u32::MAX), "a name of 4294967295 bytes"),
+        (6, u64::from(u32::MAX), "a name of 65535 bytes"),
         (6, 0, "a name of 0 bytes"),
         (6, 3 | u64::from(u32::MAX) << 32, "a list of 4294967295"),
         (7, 0, "0 tensors"),
         (7, u64::MAX, "4294967295 tensors"),
+        (7, 1 | u64::from(MAX_CALL_SITES) << 32, "a call site with number 4096"),
         (8, 99 | 2 << 8, "element type has the unknown number 99"),
         (8, 1 | 255 << 8, "does not match its length"),
         (12, u64::MAX, "shape [18446744073709551615, 4]"),
@@ -228,7 +229,7 @@ fn other_memory_than_a_control_page_is_refused() {
 
     let cases: &[(usize, u64, &str)] = &[
         (1, 0, "layout version 0"),
-        (1, 77, "layout version 77 and this daemon needs 8; install the same release"),
+        (1, 77, "layout version 77 and this daemon needs 9; install the same release"),
         (2, 5, "rings have 5 words and 0 entries"),
     ];
     for &(word, value, text) in cases {

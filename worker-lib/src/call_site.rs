@@ -170,11 +170,12 @@ mod tests {
 
     #[test]
     fn a_call_site_is_the_line_of_the_caller() {
-        let lines = [called(), called()];
-        let again = || called();
-        assert_ne!(lines[0], lines[1]);
-        assert_eq!(again(), again(), "one line has one number");
-        let text = lines[0].text().unwrap();
+        let first = called();
+        let second = called();
+        let both = [called(), called()];
+        assert_ne!(first, second);
+        assert_eq!(both[0], both[1], "one line has one number");
+        let text = first.text().unwrap();
         assert!(text.contains("call_site.rs:"), "{text}");
         assert_eq!(CallSite::UNKNOWN.text(), None);
     }

@@ -178,6 +178,7 @@ mod options;
 mod outcome;
 mod panics;
 mod pause;
+mod pauses;
 mod process_set;
 pub mod record;
 #[expect(unsafe_code, reason = "moves the memory of tensors to another daemon")]

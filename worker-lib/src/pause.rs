@@ -1,35 +1,11 @@
 //! Times in which the program makes no training steps, on purpose: an evaluation, a checkpoint.
 //!
-//! The daemon learns of them, so that a job that stands still meanwhile is not reported. Pauses may
-//! be inside each other; the innermost one is shown.
+//! The daemon learns of them, so that a job that stands still meanwhile is not reported. Reports
+//! show the innermost pause.
 
 use gradwire_proto::pb::{self, worker_message::Message};
 
 use crate::session::Session;
-
-/// The pauses of a session that have not ended, with their numbers.
-#[derive(Debug, Default)]
-pub(crate) struct Pauses {
-    next: u64,
-    open: Vec<(u64, String)>,
-}
-
-impl Pauses {
-    fn begin(&mut self, what: &str) -> u64 {
-        self.next += 1;
-        self.open.push((self.next, what.to_owned()));
-        self.next
-    }
-
-    fn end(&mut self, number: u64) {
-        self.open.retain(|(own, _)| *own != number);
-    }
-
-    /// What the program does; empty if it is not paused.
-    fn what(&self) -> &str {
-        self.open.last().map_or("", |(_, what)| what)
-    }
-}
 
 /// The program makes no steps until this is dropped.
 #[derive(Debug)]
@@ -73,7 +49,7 @@ impl Session {
 
     /// A new daemon knows of no pause.
     pub(crate) fn tell_pause_again(&self) {
-        if !self.pauses().open.is_empty() {
+        if !self.pauses().what().is_empty() {
             self.tell_pause();
         }
     }
@@ -83,22 +59,5 @@ impl Drop for Paused {
     fn drop(&mut self) {
         self.session.pauses().end(self.number);
         self.session.tell_pause();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_innermost_pause_is_shown() {
-        let mut pauses = Pauses::default();
-        let outer = pauses.begin("evaluation");
-        let inner = pauses.begin("checkpoint");
-        assert_eq!(pauses.what(), "checkpoint");
-        pauses.end(outer);
-        assert_eq!(pauses.what(), "checkpoint", "in any order");
-        pauses.end(inner);
-        assert_eq!(pauses.what(), "");
     }
 }

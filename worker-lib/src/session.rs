@@ -27,7 +27,7 @@ use crate::{
     link::{Node, World},
     memory::{Buffer, Memory, Payload, SharedBuffer, Tensor},
     panics,
-    pause::Pauses,
+    pauses::Pauses,
     process_set::ProcessSet,
     shared::{Shared, gives_up},
     sizes,

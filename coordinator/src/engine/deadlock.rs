@@ -106,8 +106,12 @@ impl Deadlock {
                 0 => String::new(),
                 more => format!(", with {more} more in flight"),
             };
-            let line = if site.is_empty() { String::new() } else { format!(" at {site}") };
-            lines.push(format!("  {name:<width$}  {call} '{tensor}'{place}{line}{more}"));
+            let line = match (site.is_empty(), more.is_empty()) {
+                (true, _) => String::new(),
+                (false, true) => format!(" at {site}"),
+                (false, false) => format!(", at {site}"),
+            };
+            lines.push(format!("  {name:<width$}  {call} '{tensor}'{place}{more}{line}"));
         }
         if let Some(more) = rows.len().checked_sub(MAX_ROWS).filter(|more| *more > 0) {
             lines.push(format!("  and {more} more"));
