@@ -94,7 +94,7 @@ impl Job {
         let mut execute = self.submit(name, request);
         assert!(execute.operations.is_empty() && execute.sets_created.is_empty());
         let failed = execute.failures.pop().expect("the request is refused");
-        assert_eq!(&*failed.failure.tensor, name);
+        assert_eq!(failed.failure.tensor, name);
         failed.failure
     }
 }

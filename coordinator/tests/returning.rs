@@ -146,7 +146,7 @@ async fn a_node_that_stays_away_is_lost() {
     nodes.pop().unwrap().breaks();
     let failure = nodes[0].aborted().await;
     assert_eq!(kind(&failure), FailureKind::NodeLost);
-    assert_eq!((failure.host.as_str(), &*failure.tensor), ("host1", "w"));
+    assert_eq!((failure.host.as_str(), failure.tensor.as_str()), ("host1", "w"));
     assert!(failure.what.contains("node 1 (rank 1) is lost"), "{failure:?}");
     assert!(failure.what.contains("was not made again within 300 ms"), "{failure:?}");
 }

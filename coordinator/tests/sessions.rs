@@ -304,7 +304,7 @@ async fn a_lost_node_is_named() {
     for node in &mut nodes {
         let failure = node.aborted().await;
         assert_eq!(kind(&failure), FailureKind::NodeLost);
-        assert_eq!((failure.host.as_str(), &*failure.tensor), ("host2", "w"));
+        assert_eq!((failure.host.as_str(), failure.tensor.as_str()), ("host2", "w"));
         assert!(failure.what.contains("node 2 (rank 2) is lost"), "{failure:?}");
     }
     drop(nodes);

@@ -295,7 +295,7 @@ mod tests {
              look for the out-of-memory killer in dmesg"
         );
         assert_eq!(Failure::from(pb::Failure::from(failure.clone())), failure);
-        let here = Failure { site: Some(Arc::new("train.py:12 in step".into())), ..failure };
+        let here = Failure { site: Some("train.py:12 in step".into()), ..failure };
         assert!(here.to_string().contains(" SIGKILL (submitted at train.py:12 in step); look"));
     }
 

@@ -64,7 +64,7 @@ impl PythonError {
         if let Some(failure) = &self.failure {
             facts.set_item("rank", failure.rank.map(|rank| rank.0))?;
             facts.set_item("host", &failure.host)?;
-            facts.set_item("tensor", &*failure.tensor)?;
+            facts.set_item("tensor", &failure.tensor)?;
         }
         let exception = classes.bind(py).getattr(self.class)?.call((&self.text,), Some(&facts))?;
         if let Some(failure) = &self.failure {

@@ -251,7 +251,7 @@ impl Rank {
             let name = handle.name().clone();
             match handle.wait() {
                 Err(GradwireError::Failed(failure)) if failure.kind == FailureKind::RankLeft => {
-                    ensure!(*failure.tensor == *name.as_str(), "'{name}': {failure}");
+                    ensure!(failure.tensor == name.as_str(), "'{name}': {failure}");
                     left += 1;
                 }
                 Err(other) => bail!("'{name}': {other}"),

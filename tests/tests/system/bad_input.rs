@@ -122,7 +122,7 @@ fn disagreements_are_reported_to_all_ranks() {
             call.requests[2] = case.odd;
             // All tensors of a group fail together, and no rank waits for any of them.
             let reported = failure(call.start(session, &all).and_then(|pending| pending.finish()));
-            assert_eq!((reported.kind, &*reported.tensor), (FailureKind::Disagreement, &*name));
+            assert_eq!((reported.kind, &reported.tensor), (FailureKind::Disagreement, &name));
             goes_on(session);
             // The name can be used again.
             Call::same(name, &all.ranks(), &case.others).run(session, &all, 2).unwrap();

@@ -105,7 +105,7 @@ fn every_difference_is_reported_to_all_ranks() {
     for (odd, index, failure) in &failures[0] {
         let (_, head, cells) = cases()[*index];
         assert_eq!(failure.kind, FailureKind::Disagreement, "{failure}");
-        assert_eq!(*failure.tensor, *format!("tensor.{odd}.{index}"));
+        assert_eq!(failure.tensor, format!("tensor.{odd}.{index}"));
         let begin = format!("the ranks disagree on {head}");
         assert!(failure.what.starts_with(&begin), "{failure}");
         let (others, theirs) = if *odd == 1 { ("0,2", "1") } else { ("0-1", "2") };
@@ -179,7 +179,7 @@ fn a_name_submitted_twice_fails_for_all() {
     }
     let others = others.join().unwrap();
     for failure in reported.iter().chain(&others) {
-        assert_eq!((failure.kind, &*failure.tensor), (FailureKind::Disagreement, "twice"));
+        assert_eq!((failure.kind, failure.tensor.as_str()), (FailureKind::Disagreement, "twice"));
         assert!(failure.what.contains("submitted again by"), "{failure}");
         assert!(failure.what.contains("rank 1"), "{failure}");
     }
@@ -254,7 +254,7 @@ fn a_root_that_is_not_in_the_job_is_refused() {
         };
         assert_eq!(failed.tickets, [5]);
         let failure = Failure::from(failed.failure.unwrap());
-        assert_eq!((failure.kind, &*failure.tensor), (FailureKind::Invalid, "start"));
+        assert_eq!((failure.kind, failure.tensor.as_str()), (FailureKind::Invalid, "start"));
         assert!(
             failure.what.contains("rank 7 of this broadcast is not in process set 0"),
             "{failure}"
@@ -289,7 +289,7 @@ fn a_departed_rank_is_named_with_waiting_tensors() {
     for failure in [&failures[0], &failures[2]] {
         let failure = failure.as_ref().unwrap();
         assert_eq!((failure.kind, failure.rank), (FailureKind::RankLeft, Some(Rank(1))));
-        assert_eq!((failure.host.as_str(), &*failure.tensor), ("node-0", "waiting"));
+        assert_eq!((failure.host.as_str(), failure.tensor.as_str()), ("node-0", "waiting"));
         assert!(failure.what.contains("has left the job"), "{failure}");
     }
     finish(cluster);
@@ -353,11 +353,11 @@ fn large_slices_that_differ_fail_on_all_ranks() {
         (length, ops)
     });
     for (length, ops) in failures.unwrap() {
-        assert_eq!((length.kind, &*length.tensor), (FailureKind::Disagreement, "large"));
+        assert_eq!((length.kind, length.tensor.as_str()), (FailureKind::Disagreement, "large"));
         // What the program gave, and not the parts of it.
         let table = format!("  ranks  shape\n  0-1    [{LARGE}]\n  2      *[{}]", LARGE + 1);
         assert_eq!(length.what, format!("the ranks disagree on shape\n{table}"));
-        assert_eq!((ops.kind, &*ops.tensor), (FailureKind::Disagreement, "large"));
+        assert_eq!((ops.kind, ops.tensor.as_str()), (FailureKind::Disagreement, "large"));
     }
     finish(cluster);
 }
@@ -376,7 +376,7 @@ fn slices_of_different_sizes_fail_on_all_ranks() {
     });
     for failure in failures.unwrap() {
         assert_eq!(failure.kind, FailureKind::Disagreement);
-        assert_eq!(&*failure.tensor, "slice");
+        assert_eq!(failure.tensor, "slice");
         assert!(failure.what.contains("disagree on shape"), "{failure}");
         assert!(failure.what.contains("[1000]"), "{failure}");
         assert!(failure.what.contains("[3145728]"), "{failure}");

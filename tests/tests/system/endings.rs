@@ -87,7 +87,7 @@ fn a_rank_that_dies_is_named_with_its_tensor() {
     drop(raw);
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(3))));
-    assert_eq!((cause.host.as_str(), &*cause.tensor), ("node-1", "fc.weight"));
+    assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-1", "fc.weight"));
 }
 
 /// The data threads are using its memory, on both nodes.
@@ -140,7 +140,7 @@ fn a_rank_that_dies_between_two_steps_is_named() {
     drop(raw);
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
-    assert_eq!((cause.host.as_str(), &*cause.tensor), ("node-1", ""));
+    assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-1", ""));
 }
 
 /// A job in which the process of rank 1 has its slot while the world forms, but has ended when the
@@ -220,7 +220,7 @@ fn the_reason_of_an_abort_is_reported_to_all() {
     assert_eq!(own[0].what, "the data set is empty");
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
-    assert_eq!((cause.host.as_str(), &*cause.tensor), ("node-0", "mine"));
+    assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-0", "mine"));
     assert!(cause.what.ends_with("gave up: the data set is empty"), "{cause}");
 }
 
@@ -381,7 +381,7 @@ fn failures_that_are_read_late_are_not_lost() {
     thread::sleep(Duration::from_millis(300));
     for ticket in 1..=SUBMISSIONS {
         let (tickets, failure) = raw.failed().unwrap();
-        assert_eq!((tickets, failure.tensor), (vec![ticket], format!("nowhere.{ticket}").into()));
+        assert_eq!((tickets, failure.tensor), (vec![ticket], format!("nowhere.{ticket}")));
     }
     drop(raw);
     let cause = one_cause(cluster, other);

@@ -132,7 +132,7 @@ fn a_bad_index_fails_on_all_ranks() {
         let text = failure.to_string();
         assert!(text.contains("index 100") && text.contains("100 rows"), "{text}");
         assert!(text.contains("2 such indices"), "{text}");
-        assert_eq!(&*failure.tensor, "sparse-allreduce.#1");
+        assert_eq!(failure.tensor, "sparse-allreduce.#1");
 
         // Different shapes: all ranks get the same error, with the shape of each.
         let own = rows(session.rank() as usize + 1, &[], &[]);
@@ -247,7 +247,7 @@ fn adasum_of_different_tensors_fails_everywhere() {
         let fails = |error: GradwireError, name: &str, lines: [&str; 3]| {
             let failure = error.failure().unwrap();
             assert_eq!(failure.kind, FailureKind::Disagreement);
-            assert_eq!(&*failure.tensor, name);
+            assert_eq!(failure.tensor, name);
             for line in lines {
                 assert!(failure.what.contains(line), "{failure}");
             }

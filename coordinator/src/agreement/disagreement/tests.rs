@@ -25,7 +25,7 @@ fn the_minority_is_marked_and_all_are_named() {
            0-2    [2, 3]\n  \
            3      *[6]"
     );
-    assert_eq!(&*failure.tensor, "w");
+    assert_eq!(failure.tensor, "w");
 }
 
 #[test]
