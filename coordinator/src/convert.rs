@@ -223,13 +223,14 @@ fn blocked(bytes: &[u8]) -> pb::Blocked {
     pb::Blocked { gather: share(0), negotiate: share(1), transfer: share(2), publish: share(3) }
 }
 
-fn failure(mut wire: pb::Failure) -> Failure {
-    for text in [&mut wire.what, &mut wire.hint, &mut wire.host, &mut wire.tensor] {
+fn failure(wire: pb::Failure) -> Failure {
+    let mut failure = Failure::from(wire);
+    for text in [&mut failure.what, &mut failure.hint, &mut failure.host, &mut failure.tensor] {
         if let Some((end, _)) = text.char_indices().nth(MAX_FAILURE_TEXT) {
             text.truncate(end);
         }
     }
-    Failure::from(wire)
+    failure
 }
 
 /// The world as it is sent to one node.

@@ -85,10 +85,10 @@ pub struct Failure {
     /// Where it happened; may be empty.
     pub host: String,
     /// The tensor concerned; may be empty.
-    pub tensor: Box<str>,
+    pub tensor: String,
     /// Where this rank's program has submitted the tensor, if it has. Only this rank knows it.
     #[serde(skip)]
-    pub site: Option<Arc<String>>,
+    pub site: Option<Arc<str>>,
 }
 
 /// The hint of a failure about which only the output of its process says more.
@@ -108,7 +108,7 @@ impl Failure {
             hint: String::new(),
             rank: None,
             host: String::new(),
-            tensor: Box::default(),
+            tensor: String::new(),
             site: None,
         }
     }
@@ -182,7 +182,7 @@ impl Failure {
 
     /// Adds the tensor concerned.
     #[must_use]
-    pub fn tensor(mut self, tensor: impl Into<Box<str>>) -> Self {
+    pub fn tensor(mut self, tensor: impl Into<String>) -> Self {
         self.tensor = tensor.into();
         self
     }
@@ -238,7 +238,7 @@ impl From<Failure> for pb::Failure {
             hint: failure.hint,
             rank: failure.rank.map(|r| r.0),
             host: failure.host,
-            tensor: failure.tensor.into(),
+            tensor: failure.tensor,
         }
     }
 }
@@ -253,7 +253,7 @@ impl From<pb::Failure> for Failure {
             hint: wire.hint,
             rank: wire.rank.map(Rank),
             host: wire.host,
-            tensor: wire.tensor.into(),
+            tensor: wire.tensor,
             site: None,
         }
     }

@@ -545,9 +545,9 @@ impl Shared {
             if let Some((name, site)) = tickets.facts(ticket) {
                 // One failure may concern many operations.
                 if failure.tensor.is_empty() {
-                    failure.tensor = name.as_str().into();
+                    failure.tensor = name.as_str().to_owned();
                 }
-                failure.site = site.text().map(|text| Arc::new(text.to_string()));
+                failure.site = site.text();
             }
             freed.extend(self.end_one(&mut tickets, ticket, Err(failure)));
         }
