@@ -1,7 +1,7 @@
 //! One failure, reported with the same text everywhere (invariant TELL): by every rank's handle, in
 //! the logs, and in the launcher's last lines.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -86,9 +86,6 @@ pub struct Failure {
     pub host: String,
     /// The tensor concerned; may be empty.
     pub tensor: String,
-    /// Where this rank's program has submitted the tensor, if it has. Only this rank knows it.
-    #[serde(skip)]
-    pub site: Option<Arc<str>>,
 }
 
 /// The hint of a failure about which only the output of its process says more.
@@ -109,7 +106,6 @@ impl Failure {
             rank: None,
             host: String::new(),
             tensor: String::new(),
-            site: None,
         }
     }
 
@@ -198,9 +194,8 @@ pub enum Ending {
 }
 
 impl fmt::Display for Failure {
-    /// `rank 3 on host n1, tensor 'fc.weight': what happened (submitted at train.py:12 in step);
-    /// hint`. If what happened has several lines, it is a table, which has the lines of the program
-    /// itself, and the hint has its own line.
+    /// `rank 3 on host n1, tensor 'fc.weight': what happened; hint`. The hint has its own line if
+    /// what happened has several.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut place = Vec::new();
         match (self.rank, self.host.as_str()) {
@@ -216,9 +211,6 @@ impl fmt::Display for Failure {
             write!(f, "{}: ", place.join(", "))?;
         }
         f.write_str(&self.what)?;
-        if let Some(site) = self.site.as_ref().filter(|_| !self.what.contains('\n')) {
-            write!(f, " (submitted at {site})")?;
-        }
         match (self.hint.as_str(), self.what.contains('\n')) {
             ("", _) => {}
             (hint, true) => write!(f, "\nhint: {hint}")?,
@@ -254,7 +246,6 @@ impl From<pb::Failure> for Failure {
             rank: wire.rank.map(Rank),
             host: wire.host,
             tensor: wire.tensor,
-            site: None,
         }
     }
 }
@@ -295,8 +286,6 @@ mod tests {
              look for the out-of-memory killer in dmesg"
         );
         assert_eq!(Failure::from(pb::Failure::from(failure.clone())), failure);
-        let here = Failure { site: Some("train.py:12 in step".into()), ..failure };
-        assert!(here.to_string().contains(" SIGKILL (submitted at train.py:12 in step); look"));
     }
 
     #[test]

@@ -547,7 +547,10 @@ impl Shared {
                 if failure.tensor.is_empty() {
                     failure.tensor = name.as_str().to_owned();
                 }
-                failure.site = site.text();
+                // A table has the lines of all ranks.
+                if let Some(site) = site.text().filter(|_| !failure.what.contains('\n')) {
+                    failure.what = format!("{} (submitted at {site})", failure.what);
+                }
             }
             freed.extend(self.end_one(&mut tickets, ticket, Err(failure)));
         }
