@@ -1,7 +1,7 @@
 //! Runs one recorded rank alone: without other ranks, network and daemons, as often as one likes.
 //!
 //! A training process attaches to a daemon, submits operations and gets results. Here the daemon is
-//! [`serve`]: it speaks the same protocol over the same shared memory, and takes each result from
+//! `serve.rs`: it speaks the same protocol over the same shared memory, and takes each result from
 //! the record. So nothing in the process is different, and every framework and language works.
 //! [`script`] decides which recorded call a submission is; it knows no socket and no file.
 //!

@@ -64,6 +64,7 @@ mod tests {
             call: "allreduce".into(),
             age_ms: 1500,
             outcome: Outcome::InFlight.into(),
+            site: "train.py:12 in step".into(),
         };
         let frames = vec!["train.py:12 in step".to_owned()];
         let state = RankState {

@@ -2,7 +2,7 @@
 //! replay` gives it the same again.
 //!
 //! All results pass one place on their way to the program: where an operation ends in the table of
-//! this session ([`crate::shared`]). There the recorder copies them, before the program can change
+//! this session (`shared.rs`). There the recorder copies them, before the program can change
 //! them. A separate thread compresses and writes them ([`writer`]). [`mod@format`] has the layout
 //! of the file, and [`reader`] reads it.
 //!
