@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gradwire import _native, _process_sets, _stacks, _start, _uncaught, _variables
 from gradwire._arguments import whole_numbers

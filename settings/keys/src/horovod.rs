@@ -1,4 +1,4 @@
-//! Variables of Horovod and BytePS. Those that correspond to settings are a layer of their own,
+//! Variables of Horovod and BytePS. If a variable corresponds to a setting, it belongs to a layer
 //! below everything that is written for Gradwire.
 //!
 //! A value is parsed as in Horovod, in Horovod's unit, and clamped to the range of the setting,
