@@ -199,7 +199,7 @@ fn disagreements_on_a_set_are_reported() {
             let line = failure.what.lines().find(|line| line.trim_start().starts_with(rank));
             line.unwrap_or_else(|| panic!("no {rank} in {failure}")).to_owned()
         };
-        assert!(line("0-1 ").ends_with("  0-1"), "{failure}");
+        assert!(line("0-1 ").contains("  0-1 "), "{failure}");
         assert!(line("2 ").contains("*0,2"), "{failure}");
         assert_eq!(session.add_process_set(&[0]).unwrap().ranks(), [0]);
     });

@@ -43,7 +43,8 @@ fn commands_need_no_address_while_one_job_runs() {
     let text = fs::read_to_string(&file).unwrap();
     let found: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(found["coordinator"], one.served("grpc")[0], "{text}");
-    assert!(!text.contains(&variable(&one, 0, "GRADWIRE_SECRET")), "{text}");
+    // Commands that show what ranks do prove that they know it.
+    assert_eq!(found["secret"], variable(&one, 0, "GRADWIRE_SECRET"), "{text}");
 
     for (command, first) in
         [("status", format!("job {id} (")), ("explain", "Choices of job".into())]
