@@ -253,8 +253,7 @@ def mark_step() -> None:
     session().mark_step()
 
 
-@contextlib.contextmanager
-def paused(what: str = "evaluation") -> Iterator[None]:
+def paused(what: str = "evaluation") -> contextlib.AbstractContextManager[None]:
     """Says that the program makes no training steps for a while.
 
     Until the end of the ``with`` block, a job that stands still is not reported, and no wait ends
@@ -264,8 +263,8 @@ def paused(what: str = "evaluation") -> Iterator[None]:
     Args:
         what: What the program does meanwhile, in a word or two.
 
-    Yields:
-        Nothing.
+    Returns:
+        A context in which the program is paused.
 
     Raises:
         NotInitialized: ``init()`` has not been called.
@@ -276,6 +275,12 @@ def paused(what: str = "evaluation") -> Iterator[None]:
             evaluate(model)
         ```
     """
+    session()  # raises an error here, and not in the block
+    return _pause(what)
+
+
+@contextlib.contextmanager
+def _pause(what: str) -> Iterator[None]:
     pause = session().paused(what)
     try:
         yield

@@ -12,7 +12,7 @@
 
 pub mod exec;
 pub mod host;
-mod memory;
+pub mod memory;
 pub mod output;
 pub mod signals;
 pub mod split;

@@ -66,6 +66,8 @@ def test_a_step_that_takes_a_number() -> None:
     assert parameter.tolist() == [-4 * mean()] * 3
 
 
+# The compiler looks at `grad` of every tensor that it meets.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_autograd(sent: str) -> None:
     """The compiler does not look into the hooks of the gradients."""
     import torch._dynamo
