@@ -3,7 +3,7 @@
 //!
 //! What a call has received is taken in parts of at most 1 MiB, and waits in a queue (BOUND). A
 //! call is written as a whole or not at all: one that would exceed the limit of the file ends the
-//! record. An error ends it, too. The job continues, and the user is told once.
+//! record. An error ends it, too. The job continues, after one warning.
 
 use std::{
     collections::VecDeque,
