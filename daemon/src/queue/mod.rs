@@ -392,8 +392,8 @@ impl TensorQueue {
         names
     }
 
-    /// How many submissions of a local rank are here, and what the one with this ticket asks for,
-    /// where.
+    /// Counts the submissions of a local rank that are here. Finds the tensor, the collective and
+    /// the line of the program of the one with this ticket.
     pub(crate) fn submissions_of(
         &self,
         local_rank: u32,
