@@ -48,19 +48,25 @@ fn unknown(job: &str) -> CommandError {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
 
     use super::*;
 
     #[test]
     fn a_process_of_the_job_has_the_secret() {
         let secret = Secret::generate();
-        let mut child = Command::new("sleep")
-            .arg("60")
+        let mut child = Command::new("cat")
             .env(JOB, "secrets-test")
             .env(SECRET, secret.to_hex())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        // The kernel shows an empty environment until the new program is loaded, which may be
+        // after `spawn` has returned. A program that answers is loaded.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let process = Process::new(child.id().cast_signed()).unwrap();
         let found = ["secrets-test", "another"].map(|job| of_process(&process, job));
         child.kill().unwrap();
