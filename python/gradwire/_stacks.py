@@ -77,5 +77,5 @@ def _show(text: str) -> None:
     if _log.hasHandlers():
         _log.warning("%s", text.rstrip())
     elif sys.__stderr__ is not None:
-        _uncaught.announce()
-        print(f"gradwire: {text.rstrip()}", file=sys.__stderr__, flush=True)
+        with _uncaught.announced():
+            print(f"gradwire: {text.rstrip()}", file=sys.__stderr__, flush=True)

@@ -29,7 +29,8 @@ tell: Callable[[], None] | None = None
 _MAX_LINES, _MAX_CHARACTERS = 20, 1600
 _PACKAGES = ("gradwire", "torch")
 # As in proto/services/src/launch.rs.
-_STDERR, _LAST_WORDS = "GRADWIRE_STDERR", b"\x1egradwire: last words\n"
+_STDERR = "GRADWIRE_STDERR"
+_LAST_WORDS, _LAST_WORDS_END = b"\x1egradwire: last words\n", b"\x1egradwire: end of last words\n"
 _watching = False
 
 
@@ -67,16 +68,14 @@ def watch() -> None:
         if is_end:
             _note(error)
             _tell_before_waiting()
-        announce()
-        with shortened(error) as ours:
+        with announced(), shortened(error) as ours:
             if is_end:
                 _error_file.write(error, described(error), is_own=cause is None)
             in_main(kind, error, error.__traceback__ if ours else trace)
 
     def thread(args: threading.ExceptHookArgs) -> None:
         error = args.exc_value
-        announce()
-        with shortened(error) as ours:
+        with announced(), shortened(error) as ours:
             if ours and error is not None:
                 given = (args.exc_type, error, error.__traceback__, args.thread)
                 args = threading.ExceptHookArgs(given)
@@ -106,18 +105,31 @@ def _tell_before_waiting() -> None:
             register(tell)
 
 
-def announce() -> None:
-    """Tells the agent that an error or a report follows on standard error.
+@contextlib.contextmanager
+def announced() -> Iterator[None]:
+    """Returns a context in which an error or a report is written to standard error.
 
-    ``gradwire run`` shows lines that several ranks write alike only once. The agent names the pipe
-    that it reads: this process may write to a file or to another pipe.
+    ``gradwire run`` shows lines that several ranks write alike only once, and leaves out the middle
+    of a long report.
+    """
+    _tell_agent(_LAST_WORDS)
+    try:
+        yield
+    finally:
+        _tell_agent(_LAST_WORDS_END)
+
+
+def _tell_agent(line: bytes) -> None:
+    """Writes a line to the agent, which names the pipe that it reads.
+
+    This process may write to a file or to another pipe.
     """
     pipe = os.environ.get(_STDERR)
     with contextlib.suppress(OSError, ValueError):
         about = os.fstat(2)
         if pipe == f"{about.st_dev}:{about.st_ino}" and sys.__stderr__ is not None:
             sys.__stderr__.flush()
-            os.write(2, _LAST_WORDS)
+            os.write(2, line)
 
 
 @contextlib.contextmanager

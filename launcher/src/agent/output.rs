@@ -13,7 +13,9 @@ use tokio::{
 
 use super::split::{MAX_STRETCH, Splitter};
 use gradwire_proto::Rank;
-use gradwire_services::launch::{LAST_WORDS, LEAVES, LineEnd, Report, Role, Stream, Text, WAITS};
+use gradwire_services::launch::{
+    LAST_WORDS, LAST_WORDS_END, LEAVES, LineEnd, Report, Role, Stream, Text, WAITS,
+};
 
 /// An output that is being passed on.
 #[derive(Debug)]
@@ -123,6 +125,7 @@ impl Output {
 fn control_line(text: &Text, rank: Rank) -> Option<(&[u8], Report)> {
     let lines = [
         (LAST_WORDS, Report::LastWords { rank }),
+        (LAST_WORDS_END, Report::LastWordsEnd { rank }),
         (WAITS, Report::Waiting { rank }),
         (LEAVES, Report::Leaving { rank }),
     ];
@@ -144,6 +147,8 @@ mod tests {
         };
         assert_eq!(read(&format!("50 %{WAITS}")), Some((4, Report::Waiting { rank: Rank(3) })));
         assert_eq!(read(LAST_WORDS), Some((0, Report::LastWords { rank: Rank(3) })));
+        let end = Report::LastWordsEnd { rank: Rank(3) };
+        assert_eq!(read(LAST_WORDS_END), Some((0, end)));
         assert_eq!(read(LEAVES), Some((0, Report::Leaving { rank: Rank(3) })));
         assert_eq!(read(&WAITS[1..]), None);
     }

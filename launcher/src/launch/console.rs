@@ -249,6 +249,7 @@ impl Writer {
                 self.progress.set(text);
                 return Ok(());
             }
+            Entry::Ends(rank) => self.fold.end(rank),
             Entry::Over => self.fold.over(Instant::now()),
         };
         self.show(&held)

@@ -1,4 +1,5 @@
-//! Shows reports of errors that several ranks write alike only once. Pure.
+//! Shows reports of errors that several ranks write alike only once, and leaves out the middle of
+//! long ones. Pure.
 //!
 //! When a job fails, all its ranks end with the same error. A rank says when it is about to write
 //! one ([`gradwire_services::launch::LAST_WORDS`]). Then its standard error is held for a moment,
@@ -6,6 +7,7 @@
 //! Nothing is lost: the files of `--output-dir` have the output of each rank.
 
 use std::{
+    collections::VecDeque,
     mem,
     time::{Duration, Instant},
 };
@@ -24,14 +26,68 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// The most bytes that are held (BOUND).
 const MAX_BYTES: usize = 4 << 20;
 
+/// How many lines of a report are shown at its beginning, where the traceback is, and at its end.
+const FIRST: usize = 150;
+const LAST: usize = 30;
+
 /// The text of a line, and how it ends.
 type Written = (Text, LineEnd);
+
+/// The lines of a report, without those in the middle of a long one.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Report {
+    first: Vec<Written>,
+    last: VecDeque<Written>,
+    left_out: usize,
+}
+
+impl Report {
+    /// Adds a line. Returns how many bytes are left out because of it.
+    fn push(&mut self, written: Written) -> usize {
+        let goes_on = self.first.last().is_some_and(|(_, end)| *end == LineEnd::Open);
+        if goes_on || self.first.len() < FIRST {
+            self.first.push(written);
+            return 0;
+        }
+        self.last.push_back(written);
+        let mut bytes = 0;
+        while self.last.len() > LAST
+            && let Some((text, end)) = self.last.pop_front()
+        {
+            self.left_out += usize::from(end != LineEnd::Open);
+            bytes += text.as_bytes().len();
+        }
+        bytes
+    }
+
+    /// How many bytes it holds.
+    fn bytes(&self) -> usize {
+        self.first.iter().chain(&self.last).map(|(text, _)| text.as_bytes().len()).sum()
+    }
+
+    /// The report without the prefixes of a rank.
+    fn plain(self, rank: u32) -> Self {
+        let plain = |(text, end): Written| (plain(&text, rank), end);
+        let first = self.first.into_iter().map(plain).collect();
+        Self { first, last: self.last.into_iter().map(plain).collect(), ..self }
+    }
+
+    fn into_lines(self) -> impl Iterator<Item = Written> {
+        let Self { first, last, left_out } = self;
+        let note = (left_out > 0).then(|| {
+            let text = format!("… ({left_out} lines; --output-dir DIR writes all to a file)");
+            (Text::Utf8(text), LineEnd::Newline)
+        });
+        first.into_iter().chain(note).chain(last)
+    }
+}
 
 /// What a rank has written since it began.
 #[derive(Debug)]
 struct Held {
     rank: u32,
-    lines: Vec<Written>,
+    report: Report,
+    has_ended: bool,
 }
 
 /// The standard error of the ranks that are about to report an error.
@@ -50,9 +106,20 @@ impl Fold {
     pub fn begin(&mut self, rank: u32, now: Instant) {
         self.since.get_or_insert(now);
         self.recent += 1;
-        if !self.held.iter().any(|held| held.rank == rank) {
-            self.held.push(Held { rank, lines: Vec::new() });
+        match self.held.iter_mut().find(|held| held.rank == rank) {
+            Some(held) => held.has_ended = false,
+            None => self.held.push(Held { rank, report: Report::default(), has_ended: false }),
         }
+    }
+
+    /// A rank has written its report, or its process has ended. Returns lines if the time of all
+    /// ranks that began is over.
+    pub fn end(&mut self, rank: u32) -> Vec<Line> {
+        let Some(held) = self.held.iter_mut().find(|held| held.rank == rank) else {
+            return Vec::new();
+        };
+        held.has_ended = true;
+        if self.recent == 0 { self.release_ended() } else { Vec::new() }
     }
 
     /// Holds a line, or returns it.
@@ -64,16 +131,16 @@ impl Fold {
             return Some(line);
         };
         self.bytes += line.text.as_bytes().len();
-        held.lines.push((line.text, line.end));
+        self.bytes -= held.report.push((line.text, line.end));
         None
     }
 
     /// The time of a rank that began is over. Returns all lines if no other rank has begun since,
-    /// or if they have been held for long.
+    /// or if they have been held for long. Only long reports are held until they end.
     pub fn over(&mut self, now: Instant) -> Vec<Line> {
         self.recent = self.recent.saturating_sub(1);
         let is_late = self.since.is_some_and(|since| now - since >= LONGEST);
-        if self.recent == 0 || is_late { self.release() } else { Vec::new() }
+        if self.recent == 0 || is_late { self.release_ended() } else { Vec::new() }
     }
 
     /// Whether it holds too much.
@@ -81,25 +148,36 @@ impl Fold {
         self.bytes > MAX_BYTES
     }
 
+    /// Returns all lines that are held, except those of a long report that has not ended: its end
+    /// is not known yet.
+    fn release_ended(&mut self) -> Vec<Line> {
+        let is_unfinished = |held: &mut Held| held.report.left_out > 0 && !held.has_ended;
+        let kept: Vec<_> = self.held.extract_if(.., is_unfinished).collect();
+        let lines = self.release();
+        self.bytes = kept.iter().map(|held| held.report.bytes()).sum();
+        self.held = kept;
+        lines
+    }
+
     /// Returns all lines that are held.
     pub fn release(&mut self) -> Vec<Line> {
         let Self { held, .. } = mem::replace(self, Self { recent: self.recent, ..Self::default() });
         // Each report with the ranks that wrote it, in the order of the first of them.
-        let mut reports: Vec<(Vec<u32>, Vec<Written>)> = Vec::new();
-        for Held { rank, lines } in held.into_iter().filter(|held| !held.lines.is_empty()) {
-            let plain: Vec<_> = lines.iter().map(|(text, end)| (plain(text, rank), *end)).collect();
+        let mut reports: Vec<(Vec<u32>, Report)> = Vec::new();
+        for Held { rank, report, .. } in held {
+            let plain = report.plain(rank);
             match reports.iter_mut().find(|(_, known)| *known == plain) {
                 Some((ranks, _)) => ranks.push(rank),
                 None => reports.push((vec![rank], plain)),
             }
         }
-        let lines = reports.into_iter().flat_map(|(mut ranks, lines)| {
+        let lines = reports.into_iter().flat_map(|(mut ranks, report)| {
             ranks.sort_unstable();
             let source = match ranks[..] {
                 [rank] => Source::Rank(rank),
                 _ => Source::Ranks(ranks),
             };
-            lines.into_iter().map(move |(text, end)| {
+            report.into_lines().map(move |(text, end)| {
                 let source = source.clone();
                 Line { source, stream: Stream::Stderr, text, end, hidden: false }
             })
@@ -153,6 +231,35 @@ mod tests {
         ];
         assert_eq!(shown(fold.over(now)), expected);
         assert!(fold.take(line(0, "later")).is_some());
+    }
+
+    #[test]
+    fn the_middle_of_a_long_report_is_left_out() {
+        let (mut fold, now) = (Fold::default(), Instant::now());
+        let count = 100_000;
+        for rank in [0, 1] {
+            fold.begin(rank, now);
+        }
+        let mut write = |fold: &mut Fold, numbers: std::ops::Range<usize>| {
+            for number in numbers {
+                for rank in [0, 1] {
+                    assert!(fold.take(line(rank, &format!("line {number}"))).is_none());
+                }
+            }
+        };
+        write(&mut fold, 0..count / 2);
+        assert!(fold.over(now).is_empty() && fold.over(now).is_empty(), "it has not ended");
+        write(&mut fold, count / 2..count);
+        assert!(!fold.is_full(), "BOUND");
+        let one = fold.end(0);
+        let lines = shown(one);
+        assert_eq!(lines.len(), FIRST + 1 + LAST);
+        let note = format!("… ({} lines; --output-dir DIR writes all to a file)", count - 180);
+        assert_eq!(lines[FIRST], (Source::Rank(0), note));
+        assert_eq!(lines.last().unwrap().1, format!("line {}", count - 1));
+        assert!(fold.take(line(0, "later")).is_some(), "the rank goes on");
+        assert_eq!(fold.end(1).len(), FIRST + 1 + LAST);
+        assert!(fold.end(1).is_empty());
     }
 
     #[test]

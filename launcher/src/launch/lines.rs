@@ -71,6 +71,8 @@ pub enum Entry {
     Line(Line),
     /// A rank is about to report an error.
     Begins(u32),
+    /// A rank has reported its error, or has ended.
+    Ends(u32),
     /// The line of progress at the end of the terminal; empty to remove it.
     Progress(String),
     /// [`HOLD`](crate::launch::fold::HOLD) has passed since a rank began.

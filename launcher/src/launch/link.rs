@@ -194,7 +194,11 @@ impl Link {
                     self.output(role, stream, text, end).await;
                 }
                 Report::LastWords { rank } => self.last_words(rank).await,
+                Report::LastWordsEnd { rank } => self.last_words_end(rank.0).await,
                 report => {
+                    if let Report::Exited { role: Role::Rank(rank), .. } = report {
+                        self.last_words_end(rank).await;
+                    }
                     let event = self.event(report, &mut tails).await;
                     if let Some(event) = event
                         && self.shared.events.send(event).await.is_err()
@@ -238,6 +242,10 @@ impl Link {
                 let _ = console.send(Entry::Over).await;
             }
         });
+    }
+
+    async fn last_words_end(&self, rank: u32) {
+        let _ = self.shared.console.send(Entry::Ends(rank)).await;
     }
 
     async fn event(&mut self, report: Report, tails: &mut BTreeMap<Role, Tail>) -> Option<Event> {
@@ -288,7 +296,7 @@ impl Link {
             Report::Waiting { rank } => Some(Event::Waiting { node, worker: rank.0 }),
             Report::Leaving { rank } => Some(Event::Leaving { node, worker: rank.0 }),
             Report::Stopped => Some(Event::Stopped { node }),
-            Report::Output { .. } | Report::LastWords { .. } => None,
+            Report::Output { .. } | Report::LastWords { .. } | Report::LastWordsEnd { .. } => None,
         }
     }
 

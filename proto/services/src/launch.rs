@@ -39,6 +39,9 @@ pub const STDERR: &str = "GRADWIRE_STDERR";
 /// a control character, so that no text contains it by chance.
 pub const LAST_WORDS: &str = "\u{1e}gradwire: last words";
 
+/// The line that follows the report of an error.
+pub const LAST_WORDS_END: &str = "\u{1e}gradwire: end of last words";
+
 /// The line that a training process of an elastic job writes to that pipe when it waits for an
 /// epoch that includes it. The agent takes it out, as it does with [`LAST_WORDS`].
 pub const WAITS: &str = "\u{1e}gradwire: waits";
@@ -344,6 +347,8 @@ pub enum Report {
     },
     /// A rank is about to report an error on its standard error.
     LastWords { rank: Rank },
+    /// The report of an error ends here.
+    LastWordsEnd { rank: Rank },
     /// A training process waits for an epoch that includes it.
     Waiting { rank: Rank },
     /// A training process was asked to leave the job.
