@@ -36,6 +36,9 @@ def train(state):
         if state.round == 1 and _world.session().epoch == 1 and gw.rank() in fails:
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if how == "agent":
+                os.kill(os.getppid(), signal.SIGTERM)
+                time.sleep(60)
             raise LookupError("this rank fails")
         assert gw.allreduce(np.ones(3), op=gw.Sum, name="sum")[0] == gw.size()
         if gw.rank() == 0:
@@ -121,6 +124,15 @@ def test_a_job_goes_on_without_a_rank_that_fails(tmp_path: Path, how: str) -> No
     assert [line["size"] for line in rounds] == [4, 3, 3], said
     assert [line["epoch"] for line in rounds] == [1, 2, 2], said
     assert rounds[1]["first"] == 1, said
+
+
+def test_a_job_goes_on_without_a_host(tmp_path: Path) -> None:
+    # A host that shuts down asks its processes to end, and the helper of the launcher first.
+    options = ["-H", BOTH, "--min-np", "2", "--blacklist-cooldown-range", "600", "600"]
+    code, said, rounds = run(tmp_path, *options, fails=[2], how="agent")
+    assert code == 0, said
+    assert [line["size"] for line in rounds] == [4, 2, 2], said
+    assert [line["host"] for line in rounds] == ["localhost"] * 3, said
 
 
 def test_a_job_ends_if_all_ranks_fail(tmp_path: Path) -> None:

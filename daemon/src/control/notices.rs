@@ -15,20 +15,16 @@ use crate::{
 };
 
 impl Node {
-    /// This node was asked to end, for the reason `why`.
-    pub(crate) fn asked_to_end(&self, why: &str) {
-        self.ends_on_request(FailureKind::Cancelled, why);
-    }
-
     /// This daemon has received a signal that ends it.
     pub(crate) fn terminated(&self) {
-        // An elastic job goes on without this daemon, unless all processes are being stopped.
-        let alone = self.config.elastic.is_some() && !self.process_ends.is_stopping();
-        let kind = if alone { FailureKind::NodeLost } else { FailureKind::Cancelled };
-        self.ends_on_request(kind, "by SIGTERM or SIGINT");
+        self.asked_to_end("by SIGTERM or SIGINT");
     }
 
-    fn ends_on_request(&self, kind: FailureKind, why: &str) {
+    /// This node was asked to end, for the reason `why`. An elastic job goes on without it, unless
+    /// all of its processes are being stopped.
+    fn asked_to_end(&self, why: &str) {
+        let goes_on = self.config.elastic.is_some() && self.process_ends.ends_alone();
+        let kind = if goes_on { FailureKind::NodeLost } else { FailureKind::Cancelled };
         let failure = Failure::new(kind, format!("gradwired was asked to end: {why}"))
             .host(self.config.host.clone());
         match self.job.world() {
@@ -48,7 +44,7 @@ impl Node {
             }
             Notice::Changed { added, removed } => self.membership_changes(added, removed),
             // They still need this daemon, and how they end from now on is not a failure.
-            Notice::Ending { why } => self.process_ends.stop(why),
+            Notice::Ending { why } => self.process_ends.stop(why, false),
             Notice::DaemonEnded { node, why } => {
                 if node == 0 {
                     self.coordinator_ended.cancel();
@@ -57,8 +53,8 @@ impl Node {
                     acceptor.daemon_ended(NodeId(node), why);
                 }
             }
-            Notice::Stopping { why } => {
-                self.process_ends.stop(why.clone());
+            Notice::Stopping { why, alone } => {
+                self.process_ends.stop(why.clone(), alone);
                 self.stopped(&why);
             }
         }

@@ -33,7 +33,15 @@ struct EndState {
     started: BTreeMap<Rank, u32>,
     /// The ranks whose process has been started and has not ended.
     running: BTreeSet<Rank>,
-    stopped: Option<String>,
+    stopped: Option<Stop>,
+}
+
+/// All processes of this host are being ended.
+#[derive(Debug)]
+struct Stop {
+    why: String,
+    /// Only those of this host.
+    alone: bool,
 }
 
 impl ProcessEnds {
@@ -83,14 +91,14 @@ impl ProcessEnds {
         self.end(local_rank).filter(|end| !end.is_well())
     }
 
-    /// Whether all processes of this host are being ended.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.state.lock().stopped.is_some()
+    /// Whether the job does not end with the processes of this host, as far as the agent knows.
+    pub(crate) fn ends_alone(&self) -> bool {
+        self.state.lock().stopped.as_ref().is_none_or(|stop| stop.alone)
     }
 
-    /// All processes of this host are being ended.
-    pub(crate) fn stop(&self, why: String) {
-        self.state.lock().stopped.get_or_insert(why);
+    /// All processes of this host are being ended, and perhaps no others.
+    pub(crate) fn stop(&self, why: String, alone: bool) {
+        self.state.lock().stopped.get_or_insert(Stop { why, alone });
         self.news.notify_all();
     }
 
@@ -110,8 +118,8 @@ impl ProcessEnds {
             if let Some(end) = state.ends.get(&local_rank) {
                 return Ok(Some(*end));
             }
-            if let Some(why) = &state.stopped {
-                return Err(why.clone());
+            if let Some(stop) = &state.stopped {
+                return Err(stop.why.clone());
             }
             if !state.by_agent || !interesting() || Instant::now() >= deadline {
                 return Ok(None);
@@ -150,7 +158,9 @@ mod tests {
             assert_eq!(ends.of(3, || true), Ok(Some(ProcessEnd::Code(0))));
         });
         ends.ended(5, KILLED);
-        ends.stop("so it is".to_owned());
+        assert!(ends.ends_alone());
+        ends.stop("so it is".to_owned(), false);
+        assert!(!ends.ends_alone());
         ends.ended(4, ProcessEnd::Signal(15));
         assert_eq!(ends.of(4, || true), Err("so it is".to_owned()));
         assert_eq!(ends.failure(4), None, "it ended because it was asked to");

@@ -91,6 +91,8 @@ struct Agent {
 #[derive(Debug)]
 struct End {
     why: String,
+    /// Whether the job does not end with this host.
+    alone: bool,
     grace: Duration,
     /// How long the launcher may leave reports unread.
     flush: Duration,
@@ -219,7 +221,7 @@ impl Agent {
         reap.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_order = Instant::now();
         let mut suspension = Suspension::new(last_order);
-        let unheard = |why: String| End { why, grace, flush: FLUSH_UNHEARD };
+        let unheard = |why: String| End { why, alone: false, grace, flush: FLUSH_UNHEARD };
         let end = loop {
             let now = Instant::now();
             // A suspended launcher is silent.
@@ -238,7 +240,7 @@ impl Agent {
                     match order {
                         Some(Ok(Order::Stop { grace_ms, why })) => {
                             let grace = Duration::from_millis(grace_ms);
-                            break End { why, grace, flush: FLUSH };
+                            break End { why, alone: false, grace, flush: FLUSH };
                         }
                         Some(Ok(order)) => {
                             // The launcher may have heard of an end before this loop did.
@@ -266,7 +268,8 @@ impl Agent {
                     // The launcher learns of it before the ends that follow.
                     let what = format!("its agent received {name}");
                     let _ = self.reports.try_send(Report::Asked { what, at_us: micros(self.born) });
-                    break unheard(format!("the agent of this host received {name}"));
+                    let why = format!("the agent of this host received {name}");
+                    break End { alone: true, ..unheard(why) };
                 }
                 () = sleep(signals::LOOK), if matches!(self.suspended, Suspended::Ranks(_)) => {
                     self.suspended = self.suspended.look(&self.alive);
@@ -435,7 +438,7 @@ impl Agent {
         ends: &mut mpsc::Receiver<(Role, ProcessEnd)>,
     ) {
         // The daemon receives the reason before it sees the effects: the line is written meanwhile.
-        self.notify_daemon(Notice::Stopping { why: end.why });
+        self.notify_daemon(Notice::Stopping { why: end.why, alone: end.alone });
         yield_now().await;
         let own = self.alive.values().copied().collect();
         tokio::select! {

@@ -205,6 +205,11 @@ impl Membership {
         u32::try_from(survivors.count()).unwrap_or(u32::MAX)
     }
 
+    /// Whether a worker runs and its host is in the job.
+    pub fn has(&self, worker: u32) -> bool {
+        self.workers.contains_key(&worker)
+    }
+
     /// Whether a worker that runs is to leave.
     pub fn is_leaving(&self, worker: u32) -> bool {
         self.workers.get(&worker).is_some_and(|worker| self.leaves(worker))

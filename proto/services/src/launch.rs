@@ -384,7 +384,11 @@ pub enum Notice {
         why: String,
     },
     /// All processes of this host are about to be stopped.
-    Stopping { why: String },
+    Stopping {
+        why: String,
+        /// Only those of this host.
+        alone: bool,
+    },
 }
 
 /// From a daemon or a coordinator to the process that started it.
@@ -466,7 +470,7 @@ mod tests {
         survives(&Report::Stopped);
         let notice = survives(&Notice::Ended { rank: Rank(4), end });
         assert_eq!(notice, r#"{"notice":"ended","rank":4,"end":{"signal":9}}"#);
-        survives(&Notice::Stopping { why: "a\nb".to_owned() });
+        survives(&Notice::Stopping { why: "a\nb".to_owned(), alone: true });
         survives(&Notice::Ending { why: "a".to_owned() });
         let changed = Notice::Changed { added: true, removed: false };
         let order = survives(&Order::Notify { notice: changed });

@@ -147,7 +147,7 @@ impl Agent {
             }
             Order::Notify { notice } => self.notify(world, notice),
             Order::Stop { grace_ms, why } => {
-                self.notify(world, Notice::Stopping { why });
+                self.notify(world, Notice::Stopping { why, alone: false });
                 self.is_stopping = true;
                 for role in self.running.keys().copied().collect::<Vec<_>>() {
                     self.terminate(world, role);

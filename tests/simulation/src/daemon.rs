@@ -419,7 +419,7 @@ impl Daemon {
                     }
                 }
             }
-            Notice::Stopping { why } => {
+            Notice::Stopping { why, .. } => {
                 self.report(world, Failure::new(FailureKind::Cancelled, why));
             }
             Notice::Started { .. } | Notice::DaemonEnded { .. } => {}

@@ -187,10 +187,23 @@ fn a_host_that_stops_is_not_a_loss() {
     let job = ElasticJob::new();
     let mut daemons = job.start(1, &[&[0], &[1]]).unwrap();
     let worker = job.attach(0, 0).unwrap().0;
-    daemons[1].notify(&Notice::Stopping { why: "the launcher was asked to".into() }).unwrap();
+    let why = "the launcher was asked to".into();
+    daemons[1].notify(&Notice::Stopping { why, alone: false }).unwrap();
     let failure = aborted(&worker);
     assert_eq!(failure.kind, FailureKind::Cancelled, "{failure}");
     assert!(!failure.is_recoverable());
+}
+
+#[test]
+fn a_host_that_shuts_down_is_a_loss() {
+    let job = ElasticJob::new();
+    let mut daemons = job.start(1, &[&[0], &[1]]).unwrap();
+    let worker = job.attach(0, 0).unwrap().0;
+    let why = "the agent of this host received SIGTERM".into();
+    daemons[1].notify(&Notice::Stopping { why, alone: true }).unwrap();
+    let failure = aborted(&worker);
+    assert_eq!(failure.kind, FailureKind::NodeLost, "{failure}");
+    assert!(failure.what.contains("received SIGTERM") && failure.is_recoverable(), "{failure}");
 }
 
 #[test]

@@ -97,6 +97,8 @@ impl Job {
         let is_over = self.is_stopping() || self.phase == Phase::Leaving;
         let Some(epochs) = &mut self.epochs else { return true };
         let leaves = epochs.members.is_leaving(worker);
+        // If its host has left before, it was counted then.
+        let is_news = epochs.members.has(worker);
         let again = epochs.members.ended(worker, !end.is_well() || !is_member, now);
         if !is_member {
             if !leaves && !is_over {
@@ -113,7 +115,7 @@ impl Job {
         if end.is_well() {
             epochs.finished.get_or_insert(worker);
         }
-        epochs.lost += u32::from(!end.is_well() && !is_over);
+        epochs.lost += u32::from(is_news && !end.is_well() && !is_over);
         true
     }
 

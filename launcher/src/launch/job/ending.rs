@@ -14,7 +14,8 @@ impl Job {
         if self.is_stopping() {
             return;
         }
-        let is_loss = matches!(cause, Cause::Ended { .. } | Cause::Lost { .. });
+        let is_loss =
+            matches!(cause, Cause::Ended { .. } | Cause::Lost { .. } | Cause::Asked { .. });
         self.causes.push(cause);
         match self.phase {
             Phase::Gathering => {}
@@ -160,12 +161,17 @@ impl Job {
         }
     }
 
-    /// The agent of a host was asked to end. In an elastic job, the ends of its processes count. If
-    /// all ranks have ended, nothing is lost.
+    /// The agent of a host was asked to end, so all processes there end. If all ranks have ended,
+    /// nothing is lost. While an elastic job starts, the ends of its processes count.
     pub(super) fn asked(&mut self, node: usize, what: String, at: Duration, now: Duration) {
-        if self.epochs.is_none() && self.phase != Phase::Leaving {
-            let host = self.host(node).to_owned();
-            self.fail(Cause::Asked { host, what, at }, now);
+        let cause = Cause::Asked { host: self.host(node).to_owned(), what, at };
+        if self.phase == Phase::Leaving || self.epochs.is_some() && !self.ranks_ran {
+            return;
+        }
+        if self.leaves_with_host(node, now) {
+            self.fail(cause, now);
+        } else {
+            self.say(cause.headline());
         }
     }
 

@@ -179,12 +179,18 @@ impl Job {
         for process in own.map(|(_, process)| process).filter(|process| process.ended.is_none()) {
             process.ended = Some(ProcessEnd::Signal(9));
         }
-        let members = self.plan.nodes.iter().filter(|node| node.agent == agent);
-        let members: u32 = members.map(Node::ranks).sum();
-        if let Some(epochs) = &mut self.epochs {
-            epochs.lost += members;
-            epochs.members.agent_ended(agent, now);
-        }
+        self.leaves_with_host(agent, now);
+    }
+
+    /// The processes of a host leave the job, though some may still be ending.
+    /// Returns whether that ends the epoch, or the job if it is not elastic.
+    pub(super) fn leaves_with_host(&mut self, agent: usize, now: Duration) -> bool {
+        let Some(epochs) = &mut self.epochs else { return true };
+        let own = self.plan.nodes.iter().filter(|node| node.agent == agent);
+        let lost = own.flat_map(|node| &node.workers).filter(|worker| epochs.members.has(**worker));
+        epochs.lost += u32::try_from(lost.count()).unwrap_or(u32::MAX);
+        epochs.members.agent_ended(agent, now);
+        self.is_node(agent)
     }
 
     /// Whether the agent's host is part of the epoch.

@@ -518,3 +518,23 @@ fn interrupted_ranks_need_not_leave_alone() {
     let orders = step(&mut job, Event::Leaving { node: 1, worker: 2 }, 1510);
     assert_eq!(orders, ["1:End { role: Rank(2) }"]);
 }
+
+/// Its processes are asked to end, too, and take a while.
+#[test]
+fn a_host_that_shuts_down_leaves_an_elastic_job() {
+    let mut job = running(|_| {});
+    let asked = Event::Asked { node: 1, what: "its agent received SIGTERM".into(), at: ms(1500) };
+    step(&mut job, asked, 1500);
+    assert!(step(&mut job, Event::Leaving { node: 1, worker: 2 }, 1501).is_empty());
+    daemon_ends(&mut job, 1, 1, 1510);
+    daemon_ends(&mut job, 0, 1, 1520);
+    assert_eq!(step(&mut job, Event::Tick, 1800), ["0:start the daemon"]);
+    rank_ends(&mut job, 1, 2, ProcessEnd::Signal(15), 1810);
+    step(&mut job, Event::Stopped { node: 1 }, 1820);
+    let line = "epoch 2: 2 ranks on 1 host, 0.3 s after host b left the job: its agent received \
+                SIGTERM";
+    assert_eq!(serve(&mut job, &[0], 1830), [line]);
+    assert!(step(&mut job, Event::Tick, 2400).is_empty(), "the host is in quarantine");
+    let again = step(&mut job, Event::Tick, 2600);
+    assert_eq!(again, ["2:reach b"]);
+}
