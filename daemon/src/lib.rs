@@ -281,6 +281,10 @@ impl Daemon {
         node.stop_lanes().await;
         let unfinished = || Failure::new(FailureKind::Internal, "the negotiation ended early");
         let ending = job.ending().unwrap_or_else(|| Ending::Failed(unfinished()));
+        let works_alone = !node.liveness.has_begun() && node.acceptor.is_some();
+        if ending == Ending::Finished && works_alone && config.elastic.is_none() {
+            tracing::warn!("no process of this job called init(), so each of them ran on its own");
+        }
         if let Ending::Failed(failure) = &ending {
             node.abort_workers(failure);
         }
