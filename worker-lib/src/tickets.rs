@@ -144,12 +144,13 @@ pub(crate) fn described(request: &Request) -> String {
 }
 
 impl<K, R> Tickets<K, R> {
-    /// A ticket for an operation that is about to be submitted. `movable`: its results may go to
-    /// other memory.
+    /// A ticket for an operation that is about to be submitted, and that the program has called at
+    /// `site`. `movable`: its results may go to other memory.
     pub(crate) fn open(
         &mut self,
         key: Key,
         request: &Request,
+        site: CallSite,
         movable: bool,
         memory: K,
     ) -> Result<u64, NoTicket> {
@@ -173,7 +174,7 @@ impl<K, R> Tickets<K, R> {
         let entry = Entry {
             key,
             request: request.clone(),
-            site: CallSite::UNKNOWN,
+            site,
             movable,
             outcome: None,
             abandoned: false,
@@ -183,13 +184,6 @@ impl<K, R> Tickets<K, R> {
         };
         self.entries.insert(ticket, entry);
         Ok(ticket)
-    }
-
-    /// Notes where the program has called an operation.
-    pub(crate) fn called_at(&mut self, ticket: u64, site: CallSite) {
-        if let Some(entry) = self.entries.get_mut(&ticket) {
-            entry.site = site;
-        }
     }
 
     /// An operation, if it is in flight.
@@ -331,6 +325,8 @@ mod tests {
 
     use super::*;
 
+    const NOWHERE: CallSite = CallSite::UNKNOWN;
+
     fn request() -> Request {
         Request::allreduce(DType::F32, Shape::default(), ReduceOp::Sum)
     }
@@ -343,7 +339,7 @@ mod tests {
     fn memory_is_kept_to_the_end_without_a_handle() {
         let (memory, results) = (Arc::new(()), Arc::new(()));
         let mut tickets = Tickets::default();
-        let ticket = tickets.open(key("a"), &request(), true, memory.clone()).unwrap();
+        let ticket = tickets.open(key("a"), &request(), NOWHERE, true, memory.clone()).unwrap();
         tickets.move_results(ticket, results.clone());
         assert!(tickets.abandon(ticket).is_none());
         assert_eq!((Arc::strong_count(&memory), tickets.in_flight()), (2, 1));
@@ -359,7 +355,7 @@ mod tests {
     fn memory_of_missing_results_is_returned() {
         let results = Arc::new(());
         let mut tickets = Tickets::default();
-        let ticket = tickets.open(key("a"), &request(), true, ()).unwrap();
+        let ticket = tickets.open(key("a"), &request(), NOWHERE, true, ()).unwrap();
         assert_eq!(tickets.move_results(ticket, results.clone()), None);
         let remains = tickets.end(ticket, Err(Failure::new(FailureKind::Invalid, "it failed")));
         assert_eq!(Arc::strong_count(&results), 2, "not dropped under a lock");
@@ -371,7 +367,7 @@ mod tests {
     #[test]
     fn the_first_outcome_counts_and_is_fetched_once() {
         let mut tickets = Tickets::<(), ()>::default();
-        let ticket = tickets.open(key("a"), &request(), false, ()).unwrap();
+        let ticket = tickets.open(key("a"), &request(), NOWHERE, false, ()).unwrap();
         assert!(!tickets.has_ended(ticket));
         assert_eq!(tickets.take(ticket), None);
         let failure = Failure::new(FailureKind::Disagreement, "shapes differ");
@@ -385,18 +381,17 @@ mod tests {
     #[test]
     fn a_name_is_in_flight_once_in_each_process_set() {
         let mut tickets = Tickets::<(), ()>::default();
-        let first = tickets.open(key("a"), &request(), false, ()).unwrap();
         let site = CallSite::new("train.py:3 in step");
-        tickets.called_at(first, site);
-        let again = tickets.open(key("a"), &Request::barrier(), false, ());
+        let first = tickets.open(key("a"), &request(), site, false, ()).unwrap();
+        let again = tickets.open(key("a"), &Request::barrier(), NOWHERE, false, ());
         assert_eq!(again, Err(NoTicket::InFlight { number: first, request: request(), site }));
         let elsewhere = (ProcessSetId(3), TensorName::new("a").unwrap());
-        assert!(tickets.open(elsewhere, &request(), false, ()).is_ok());
+        assert!(tickets.open(elsewhere, &request(), NOWHERE, false, ()).is_ok());
         tickets.withdraw(first);
-        let second = tickets.open(key("a"), &request(), false, ()).unwrap();
+        let second = tickets.open(key("a"), &request(), NOWHERE, false, ()).unwrap();
         assert_ne!(first, second);
         tickets.end(second, Ok(0));
-        assert!(tickets.open(key("a"), &request(), false, ()).is_ok());
+        assert!(tickets.open(key("a"), &request(), NOWHERE, false, ()).is_ok());
         tickets.abandon(second);
         assert_eq!(tickets.entries.len(), 2);
     }
@@ -405,16 +400,17 @@ mod tests {
     fn a_closed_table_keeps_its_memory_and_adds_none() {
         let memory = Arc::new(());
         let mut tickets = Tickets::<_, ()>::default();
-        let ended = tickets.open(key("ended"), &request(), false, Arc::new(())).unwrap();
+        let ended = tickets.open(key("ended"), &request(), NOWHERE, false, Arc::new(())).unwrap();
         tickets.end(ended, Ok(0));
-        let dropped = tickets.open(key("dropped"), &request(), false, memory.clone()).unwrap();
+        let dropped =
+            tickets.open(key("dropped"), &request(), NOWHERE, false, memory.clone()).unwrap();
         tickets.abandon(dropped);
         let in_flight = tickets.close();
         assert!(tickets.is_closed() && tickets.in_flight() == 0);
         assert!(in_flight.len() == 1 && Arc::ptr_eq(&in_flight[0], &memory));
         drop(in_flight);
         assert_eq!(Arc::strong_count(&memory), 2);
-        let late = tickets.open(key("late"), &request(), false, Arc::new(()));
+        let late = tickets.open(key("late"), &request(), NOWHERE, false, Arc::new(()));
         assert_eq!(late, Err(NoTicket::Closed));
         assert!(tickets.take(ended).is_some(), "it had succeeded before");
         drop(tickets.clear());
@@ -424,9 +420,9 @@ mod tests {
     #[test]
     fn results_move_once_and_only_if_allowed() {
         let mut tickets = Tickets::<(), u8>::default();
-        let fixed = tickets.open(key("a"), &request(), false, ()).unwrap();
+        let fixed = tickets.open(key("a"), &request(), NOWHERE, false, ()).unwrap();
         assert_eq!(tickets.ask_movable(fixed), None);
-        let free = tickets.open(key("b"), &request(), true, ()).unwrap();
+        let free = tickets.open(key("b"), &request(), NOWHERE, true, ()).unwrap();
         assert_eq!(tickets.ask_movable(free), Some(&request()));
         assert_eq!(tickets.ask_movable(free), None, "BOUND");
         tickets.move_results(free, 7);
@@ -439,7 +435,7 @@ mod tests {
     fn a_held_name_is_not_worth_waiting_for() {
         let mut tickets = Tickets::<(), ()>::default();
         assert!(!tickets.will_be_free(&key("a")), "it is free");
-        let ticket = tickets.open(key("a"), &request(), false, ()).unwrap();
+        let ticket = tickets.open(key("a"), &request(), NOWHERE, false, ()).unwrap();
         assert!(tickets.will_be_free(&key("a")));
         tickets.set_held(ticket, true);
         assert!(!tickets.will_be_free(&key("a")));
