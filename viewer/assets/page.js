@@ -58,8 +58,10 @@ function showFailure({ failure }) {
     failure.tensor && `tensor '${failure.tensor}'`,
   ];
   const place = where.filter(Boolean).join(", ");
+  const site = failure.site && ` (submitted at ${failure.site})`;
   const hint = failure.hint && ` ${failure.hint[0].toUpperCase()}${failure.hint.slice(1)}.`;
-  setText(byId("failure"), `The job failed${place && ` (${place})`}: ${failure.what}.${hint}`);
+  const first = `The job failed${place && ` (${place})`}: ${failure.what}${site}.${hint}`;
+  setText(byId("failure"), [first, ...failure.lines].join("\n"));
 }
 
 /** The share of the time in which the others wait for each rank. */

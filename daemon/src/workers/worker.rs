@@ -37,15 +37,12 @@ pub(crate) struct Worker {
     pub(crate) outbox: Outbox,
 }
 
-/// The limit of a failure's text in a message to a worker, in bytes (BOUND).
+/// The limit of each text of a failure in a message to a worker, in bytes (BOUND).
 const MAX_TEXT: usize = 256 << 10;
 
 /// A failure with a limited text (BOUND).
 pub(crate) fn brief(mut failure: Failure) -> Failure {
-    if failure.what.len() > MAX_TEXT {
-        failure.what.truncate(failure.what.floor_char_boundary(MAX_TEXT));
-        failure.what.push('…');
-    }
+    failure.limit(MAX_TEXT);
     failure
 }
 

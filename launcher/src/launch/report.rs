@@ -240,10 +240,7 @@ fn failure_lines(failure: &Failure) -> Vec<String> {
 pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
     let first = first(causes, failure)?;
     let text = match (first, failure) {
-        (first, Some(failure)) if !first.explains(failure) => {
-            let text = failure.to_string();
-            text.lines().next().unwrap_or_default().to_owned()
-        }
+        (first, Some(failure)) if !first.explains(failure) => failure.headline(),
         (Cause::Ended { role: Role::Daemon, tail, .. }, _) => {
             let words = tail.iter().rev().find(|line| !line.starts_with("hint: "));
             let words = words.map(|line| format!(": {line}")).unwrap_or_default();
@@ -258,8 +255,7 @@ pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
 pub fn loss(causes: &[Cause], failure: Option<&Failure>, now: Duration) -> (String, Duration) {
     let (first, at) = match (first(causes, failure), failure) {
         (Some(cause), Some(failure)) if !cause.explains(failure) => {
-            let text = failure.clone().hint("").to_string();
-            (text.lines().next().unwrap_or_default().to_owned(), cause.at())
+            (failure.clone().hint("").headline(), cause.at())
         }
         (Some(Cause::Ended { role, host, end, at, .. }), _) => {
             (format!("{role} on host {host} {end}"), Some(*at))
