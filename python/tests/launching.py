@@ -81,3 +81,39 @@ def running(words: list[str], log: Path, **variables: str) -> Iterator[subproces
                 process.send_signal(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(30)
+
+
+# Prints the place of a rank, and a sum over all ranks.
+PLACES = """
+import os
+import gradwire as gw, numpy as np
+gw.init()
+total = gw.allreduce(np.full(3, gw.rank() + 1.0), op=gw.Sum)
+place = f"{gw.rank()} of {gw.size()} local {gw.local_rank()} of {gw.local_size()}"
+print(f"RANK {place} sum {total[0]}", flush=True)
+"""
+
+
+def torchrun(program: str, tmp_path: Path, ranks: int) -> subprocess.CompletedProcess[str]:
+    """Runs a program on ranks of one node under torchrun."""
+    pytest.importorskip("torch")
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+    ]
+    # The ranks share one pipe. Without a buffer, Python would write lines in parts, mixed with
+    # those of other ranks.
+    return subprocess.run(
+        [*words, str(path)],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
