@@ -249,7 +249,7 @@ impl Writer {
                 self.progress.set(text);
                 return Ok(());
             }
-            Entry::Ends(rank) => self.fold.end(rank),
+            Entry::Ends(rank) => self.fold.end(rank, Instant::now()),
             Entry::Over => self.fold.over(Instant::now()),
         };
         self.show(&held)

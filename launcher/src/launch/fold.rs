@@ -112,14 +112,13 @@ impl Fold {
         }
     }
 
-    /// A rank has written its report, or its process has ended. Returns lines if the time of all
-    /// ranks that began is over.
-    pub fn end(&mut self, rank: u32) -> Vec<Line> {
+    /// A rank has written its report, or its process has ended. Returns lines as [`Fold::over`].
+    pub fn end(&mut self, rank: u32, now: Instant) -> Vec<Line> {
         let Some(held) = self.held.iter_mut().find(|held| held.rank == rank) else {
             return Vec::new();
         };
         held.has_ended = true;
-        if self.recent == 0 { self.release_ended() } else { Vec::new() }
+        self.release_if_over(now)
     }
 
     /// Holds a line, or returns it.
@@ -135,12 +134,11 @@ impl Fold {
         None
     }
 
-    /// The time of a rank that began is over. Returns all lines if no other rank has begun since,
-    /// or if they have been held for long. Only long reports are held until they end.
+    /// The time of a rank that began is over. Returns lines if no other rank has begun since and
+    /// all long reports have ended, or if they have been held for long.
     pub fn over(&mut self, now: Instant) -> Vec<Line> {
         self.recent = self.recent.saturating_sub(1);
-        let is_late = self.since.is_some_and(|since| now - since >= LONGEST);
-        if self.recent == 0 || is_late { self.release_ended() } else { Vec::new() }
+        self.release_if_over(now)
     }
 
     /// Whether it holds too much.
@@ -148,10 +146,15 @@ impl Fold {
         self.bytes > MAX_BYTES
     }
 
-    /// Returns all lines that are held, except those of a long report that has not ended: its end
-    /// is not known yet.
-    fn release_ended(&mut self) -> Vec<Line> {
+    /// Returns the lines whose time is over. A long report stays until it ends, because its last
+    /// lines are not known before.
+    fn release_if_over(&mut self, now: Instant) -> Vec<Line> {
         let is_unfinished = |held: &mut Held| held.report.left_out > 0 && !held.has_ended;
+        let is_late = self.since.is_some_and(|since| now - since >= LONGEST);
+        let may_wait = self.recent > 0 || self.held.iter_mut().any(is_unfinished);
+        if may_wait && !is_late {
+            return Vec::new();
+        }
         let kept: Vec<_> = self.held.extract_if(.., is_unfinished).collect();
         let lines = self.release();
         self.bytes = kept.iter().map(|held| held.report.bytes()).sum();
@@ -251,15 +254,21 @@ mod tests {
         assert!(fold.over(now).is_empty() && fold.over(now).is_empty(), "it has not ended");
         write(&mut fold, count / 2..count);
         assert!(!fold.is_full(), "BOUND");
-        let one = fold.end(0);
-        let lines = shown(one);
+        assert!(fold.end(0, now).is_empty(), "the other one may be the same");
+        let lines = shown(fold.end(1, now));
         assert_eq!(lines.len(), FIRST + 1 + LAST);
         let note = format!("… ({} lines; --output-dir DIR writes all to a file)", count - 180);
-        assert_eq!(lines[FIRST], (Source::Rank(0), note));
+        assert_eq!(lines[FIRST], (Source::Ranks(vec![0, 1]), note));
         assert_eq!(lines.last().unwrap().1, format!("line {}", count - 1));
         assert!(fold.take(line(0, "later")).is_some(), "the rank goes on");
-        assert_eq!(fold.end(1).len(), FIRST + 1 + LAST);
-        assert!(fold.end(1).is_empty());
+        // It may be stopped in the middle of its report.
+        for rank in [0, 1] {
+            fold.begin(rank, now);
+        }
+        write(&mut fold, 0..count);
+        assert!(fold.over(now).is_empty() && fold.over(now).is_empty());
+        assert_eq!(fold.end(1, now + LONGEST).len(), FIRST + 1 + LAST, "WAIT");
+        assert_eq!(fold.release().len(), FIRST + 1 + LAST);
     }
 
     #[test]
