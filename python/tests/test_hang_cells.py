@@ -1,0 +1,129 @@
+"""One sentence of `gradwire why` for each way in which a job hangs.
+
+`test_hangs.py` and `test_standstill.py` have further ways, and say more about each.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from launching import LAUNCHER, LIMIT, needs_torch, running, until
+
+HERE = Path(__file__).parent
+ONE, TWO = "127.0.0.1:3", "127.0.0.1:1,127.0.0.2:2"
+# Ranks that wait for each other are not a deadlock that ends the job.
+GO_ON = ("--set", "negotiation.deadlock=warn")
+SECOND = r"tensor 'allreduce.step.2' has waited .* for rank 2 on host "
+
+# How rank 2 hangs, where the ranks are, and what the text says.
+CELLS = {
+    "debugger": (TWO, [SECOND, r"rank 2 .* sleeps", r"hanging.py:\d+ in debugger"]),
+    "socket_pair": (
+        ONE,
+        [SECOND, "it waits for a local socket|rank 2 .* sleeps", "in socket_pair"],
+    ),
+    "network": (TWO, [SECOND, "it waits for the network|rank 2 .* sleeps", "in network"]),
+    "child": (ONE, [SECOND, "it waits for a child process|data or a timer|sleeps", "in child"]),
+    "evaluate": (TWO, [SECOND, r"rank 2 .* is running, \d+ % of a core", "in evaluate"]),
+    "swallowed": (ONE, [r"ranks 0-1 are at 'allreduce.step.2'; rank 2 at 'allreduce.step.3'"]),
+    "never_joins": (TWO, [r"rank 2 .* has not called init\(\)"]),
+}
+# Ways of PyTorch: what the ranks wait for.
+TORCH = {
+    "optimizer": r"tensor '[^']*weight' .*for rank 2 on host ",
+    "ddp": r"tensor '[^']+' .*for rank 2 on host ",
+    "fsdp2": r"tensor '[^']+' .*for rank 2 on host ",
+    "loader": SECOND,
+}
+
+
+def words(*program: str, hosts: str = ONE) -> list[str]:
+    return [LAUNCHER, "run", "-H", hosts, *GO_ON, "--", sys.executable, *program]
+
+
+def start(folder: Path, command: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    (folder / "run").mkdir(mode=0o700)
+    return running(command, folder / "log", XDG_RUNTIME_DIR=str(folder / "run"))
+
+
+def says(folder: Path, *sentences: str, job: str = "") -> str:
+    """What `gradwire why` says, once that has all of these sentences."""
+
+    def see() -> str | None:
+        done = subprocess.run(
+            [LAUNCHER, "why", *([job] if job else [])],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(folder / "run")},
+            check=False,
+        )
+        (folder / "why").write_text(done.stdout + done.stderr)
+        return done.stdout if all(re.search(part, done.stdout) for part in sentences) else None
+
+    try:
+        text: str = until(" and ".join(sentences), see, LIMIT)
+    except AssertionError as error:
+        log, last = (folder / "log").read_text(), (folder / "why").read_text()
+        raise AssertionError(f"{error}\n{last}\n{log}") from None
+    return text
+
+
+@pytest.mark.parametrize("way", CELLS)
+def test_a_hang_is_explained(way: str, tmp_path: Path) -> None:
+    hosts, sentences = CELLS[way]
+    with start(tmp_path, words(str(HERE / "hanging.py"), way, hosts=hosts)):
+        says(tmp_path, *sentences)
+
+
+@pytest.mark.parametrize("hosts", [ONE, TWO], ids=["one node", "two nodes"])
+@pytest.mark.parametrize("way", TORCH)
+def test_a_hang_of_pytorch_is_explained(way: str, hosts: str, tmp_path: Path) -> None:
+    needs_torch(2, 6, why="FSDP2 has no public name")
+    with start(tmp_path, words(str(HERE / "hanging_torch.py"), way, hosts=hosts)):
+        says(tmp_path, TORCH[way], r"hanging_torch.py:\d+ in ")
+
+
+def daemons(folder: Path) -> dict[int, dict[str, str]]:
+    """The daemons of the job that was started in this folder, with their variables."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            name, environment = (process / "comm").read_text(), (process / "environ").read_text()
+        except OSError:
+            continue
+        variables = dict(word.partition("=")[::2] for word in environment.split("\0"))
+        if name == "gradwired\n" and variables.get("XDG_RUNTIME_DIR") == str(folder / "run"):
+            found[int(process.name)] = variables
+    return found
+
+
+def test_a_hang_under_torchrun_is_explained(tmp_path: Path) -> None:
+    needs_torch(2, 6, why="FSDP2 has no public name")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    with start(tmp_path, [*torchrun, str(HERE / "hanging_torch.py"), "ddp"]):
+        log = tmp_path / "log"
+        at = until("a job", lambda: re.search(r"COORDINATOR (\S+)", log.read_text()), LIMIT)
+        says(tmp_path, TORCH["ddp"], r"hanging_torch.py:\d+ in hang", job=at[1])
+
+
+def test_a_stopped_daemon_is_named(tmp_path: Path) -> None:
+    patient = ("--set", "heartbeat.timeout_ms=60000", "--set", "recovery.return_timeout_ms=60000")
+    command = words(str(HERE / "hanging.py"), "sleep", hosts=TWO)
+    command[2:2] = patient
+    with start(tmp_path, command):
+        says(tmp_path, SECOND)
+        of_host = daemons(tmp_path).items()
+        (pid,) = (pid for pid, named in of_host if named["GRADWIRE_HOST"] == "127.0.0.2")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            says(tmp_path, "host 127.0.0.2 did not answer")
+        finally:
+            os.kill(pid, signal.SIGCONT)
