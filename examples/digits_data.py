@@ -1,32 +1,15 @@
-"""The data, the network and the arguments of the examples, independent of ranks."""
+"""The data, the network and the arguments of the PyTorch examples, independent of ranks."""
 
-import argparse
 import gzip
 import hashlib
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-DIGITS = Path(__file__).parent.parent / "worker-lib" / "tch" / "examples" / "digits"
-DATA = DIGITS / "optdigits.csv.gz"
-TEST_IMAGES = 360
-
-
-def positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
-
-
-def arguments(about: str) -> argparse.ArgumentParser:
-    """The common arguments; the first line of the docstring is the program's description."""
-    parser = argparse.ArgumentParser(description=about.split("\n")[0])
-    parser.add_argument("--epochs", type=positive, default=10, help="passes over the images")
-    parser.add_argument("--batch", type=positive, default=64, help="batch size of all ranks")
-    return parser
+from digits_arguments import DATA, TEST_IMAGES
+from digits_arguments import arguments as arguments
 
 
 def load() -> tuple[TensorDataset, TensorDataset]:

@@ -23,7 +23,10 @@ from gradwire._programs import find
 # `import horovod.torch as hvd`, `from horovod.torch.mpi_ops import …`, `from horovod.common.util
 # import …`, and `import horovod` for `horovod.run`.
 IMPORTS = [
-    (re.compile(r"^(\s*(?:import|from)\s+)horovod\.(torch|common)\b"), r"\1gradwire.\2"),
+    (
+        re.compile(r"^(\s*(?:import|from)\s+)horovod\.(torch|tensorflow|keras|common)\b"),
+        r"\1gradwire.\2",
+    ),
     (re.compile(r"^(\s*import\s+)horovod\s*$"), r"\1gradwire as horovod"),
 ]
 
@@ -48,7 +51,7 @@ def main() -> int:
     after = [changed(line) for line in before]
     differences = [number for number, line in enumerate(before) if after[number] != line]
     if not differences:
-        raise SystemExit(f"{given.script}: no line imports horovod.torch")
+        raise SystemExit(f"{given.script}: no line imports horovod")
     for number in differences:
         print(
             f"line {number + 1}: {before[number].strip()}  ->  {after[number].strip()}", flush=True

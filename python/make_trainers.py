@@ -1,8 +1,9 @@
-"""Creates .venv-trainers, the virtual environment of `make frameworks`, on top of .venv-python.
+"""Creates the virtual environments of `make frameworks`, on top of .venv-python.
 
-It has PyTorch's trainers in the versions that the documentation names. PyTorch itself is that of
-.venv-python, whose packages a ``.pth`` file adds, so nothing large is installed twice. A trainer
-that can't be installed is named, and its tests are skipped.
+.venv-trainers has PyTorch's trainers, and .venv-tensorflow has TensorFlow with Keras, in the
+versions that the documentation names. PyTorch itself is that of .venv-python, whose packages a
+``.pth`` file adds, so nothing large is installed twice. What can't be installed is named, and its
+tests are skipped.
 
     python3 python/make_trainers.py
 """
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BASE, FOLDER = ROOT / ".venv-python", ROOT / ".venv-trainers"
+BASE = ROOT / ".venv-python"
 # Each with what it imports. Their own lists of dependencies would install PyTorch again.
 COMMON = ["psutil==7.2.2", "tqdm==4.70.1"]
 HUB = ["huggingface_hub==2.4.0", "safetensors==0.8.0", "hf-xet==1.8.0", "httpx2==2.16.2"]
@@ -27,6 +28,7 @@ TRAINERS = {
     "transformers": ["transformers==5.24.0", *TEXTS, *CONSOLE, *HUB],
     "lightning": ["lightning==2.6.0", "pytorch-lightning==2.6.6", *METRICS],
 }
+TENSORFLOW = {"tensorflow": ["tensorflow-cpu==2.21.0", "keras==3.15.1"]}
 
 
 def packages_of(python: Path) -> Path:
@@ -35,25 +37,38 @@ def packages_of(python: Path) -> Path:
     return Path(subprocess.check_output(words, text=True).strip())
 
 
-def main() -> None:
-    """Creates the environment, or brings it up to date."""
-    if not (BASE / "installed").exists():
-        raise SystemExit("make_trainers.py: .venv-python is missing: run make python-test first")
-    python = FOLDER / "bin" / "python"
+def create(folder: Path, frameworks: dict[str, list[str]], *options: str) -> None:
+    """Creates an environment, or brings it up to date.
+
+    Args:
+        folder: Its folder.
+        frameworks: The packages of each framework.
+        options: Options for pip.
+    """
+    python = folder / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", FOLDER], check=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     site = packages_of(python)
     (site / "base.pth").write_text(f"{packages_of(BASE / 'bin' / 'python')}\n")
     for program in ("gradwire", "gradwired"):
-        link = FOLDER / "bin" / program
+        link = folder / "bin" / program
         link.unlink(missing_ok=True)
         link.symlink_to(BASE / "bin" / program)
-    for trainer, packages in TRAINERS.items():
+    for framework, packages in frameworks.items():
         words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run([*words, "--no-deps", *COMMON, *packages])
+        done = subprocess.run([*words, *options, *packages])
         if done.returncode != 0:
-            print(f"make_trainers.py: {trainer} can't be installed: its tests are skipped")
+            print(f"make_trainers.py: {framework} can't be installed: its tests are skipped")
     subprocess.run([python, "-m", "compileall", "-q", site], stdout=subprocess.DEVNULL)
+
+
+def main() -> None:
+    """Creates the environments."""
+    if not (BASE / "installed").exists():
+        raise SystemExit("make_trainers.py: .venv-python is missing: run make python-test first")
+    trainers = {name: [*COMMON, *packages] for name, packages in TRAINERS.items()}
+    create(ROOT / ".venv-trainers", trainers, "--no-deps")
+    create(ROOT / ".venv-tensorflow", TENSORFLOW)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ the given array.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -84,6 +85,20 @@ def reduce_op(op: ReduceOp | int | None) -> ReduceOp:
             return known
     names = ", ".join(f"gradwire.{each.name.title().replace('-', '')}" for each in OPS)
     raise InvalidRequest(f"op={op!r} is not a reduction: use one of {names}", kind="invalid")
+
+
+def handle_average(op: ReduceOp | int | None, average: bool | None) -> ReduceOp:
+    """Returns the reduction selected by ``op`` or Horovod's deprecated argument ``average``.
+
+    Raises:
+        ValueError: Both were given.
+    """
+    if average is None:
+        return reduce_op(op)
+    if op is not None:
+        raise ValueError("pass either op or average, not both: op replaces average")
+    warnings.warn("average is deprecated: use op", DeprecationWarning, stacklevel=3)
+    return Average if average else Sum
 
 
 class Handle(Generic[Result]):

@@ -1,5 +1,5 @@
-//! Finds the line of the program that calls: the innermost Python frame outside of Gradwire,
-//! PyTorch and the standard library.
+//! Finds the line of the program that calls: the innermost Python frame outside of Gradwire, the
+//! frameworks and the standard library.
 //!
 //! Every operation needs this, so each code object is looked at once. The table keeps the code
 //! objects that it knows alive, so that no other one gets the address of one of them. It starts
@@ -82,20 +82,21 @@ fn is_program(code: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(is_program)
 }
 
-/// Whether a file is one of Gradwire, PyTorch or the standard library.
+/// Whether a file is one of Gradwire, a framework or the standard library.
 fn is_library(py: Python<'_>, file: &str) -> PyResult<bool> {
     if file.starts_with("<frozen ") || file.starts_with("<eval_with_key>") {
         return Ok(true);
     }
     let modules = py.import("sys")?.getattr("modules")?;
-    for name in ["gradwire", "torch"] {
+    for name in ["gradwire", "torch", "tensorflow", "keras"] {
         let module = modules.call_method1("get", (name,))?;
         if module.is_none() {
             continue;
         }
-        let folder: String = module.getattr("__path__")?.get_item(0)?.extract()?;
-        if is_within(file, &folder).is_some() {
-            return Ok(true);
+        for folder in module.getattr("__path__")?.try_iter()? {
+            if is_within(file, &folder?.extract::<String>()?).is_some() {
+                return Ok(true);
+            }
         }
     }
     let standard: String = py.import("os")?.getattr("__file__")?.extract()?;

@@ -10,6 +10,7 @@ import ast
 import builtins
 import doctest
 import importlib
+import importlib.util
 import inspect
 import re
 import textwrap
@@ -36,6 +37,15 @@ MODULES = [
     "gradwire.common.process_sets",
     "gradwire.common.util",
 ]
+if importlib.util.find_spec("tensorflow"):
+    MODULES += [
+        "gradwire.tensorflow",
+        "gradwire.tensorflow.compression",
+        "gradwire.tensorflow.functions",
+        "gradwire.tensorflow.mpi_ops",
+        "gradwire.keras",
+        "gradwire.keras.callbacks",
+    ]
 ERRORS = {
     name
     for name, value in vars(gradwire).items()

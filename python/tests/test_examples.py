@@ -102,7 +102,8 @@ def test_commands_to_survive_a_kill(tmp_path: Path) -> None:
     folder = tmp_path / "examples"
     folder.mkdir()
     (tmp_path / "worker-lib").symlink_to(EXAMPLES.parent / "worker-lib")
-    (folder / "digits_data.py").symlink_to(EXAMPLES / "digits_data.py")
+    for module in ("digits_arguments.py", "digits_data.py"):
+        (folder / module).symlink_to(EXAMPLES / module)
     text = (EXAMPLES / "digits_elastic.py").read_text()
     script = text.replace("import gradwire.torch as hvd", "import horovod.torch as hvd")
     (folder / "train.py").write_text(script)

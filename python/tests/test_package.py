@@ -95,14 +95,16 @@ def test_horovods_imports() -> None:
     from gradwire.common import exceptions, util
 
     util.check_extension("gradwire.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
-    with pytest.raises(ImportError, match="'tensorflow'"):
-        util.check_extension("tensorflow")
+    util.check_extension("gradwire.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__, "mpi_lib")
+    with pytest.raises(ImportError, match="'mxnet'"):
+        util.check_extension("mxnet")
     assert util.split_list(list(range(5)), 3) == [[0, 1], [2, 3], [4]]
     assert [util.num_rank_is_power_2(number) for number in range(5)] == [0, 1, 1, 0, 1]
     with util.env(GRADWIRE_TEST_ONE="1", PATH=None):
         assert os.environ["GRADWIRE_TEST_ONE"] == "1" and "PATH" not in os.environ
     assert "GRADWIRE_TEST_ONE" not in os.environ and "PATH" in os.environ
-    assert util.extension_available("torch") and not util.mpi_built(verbose=True)
+    assert util.extension_available("torch") and not util.extension_available("mxnet")
+    assert not util.mpi_built(verbose=True)
     assert util.is_iterable([]) and not util.is_iterable(3)
     assert exceptions.HorovodInternalError is hvd.HorovodInternalError
     assert exceptions.HostsUpdatedInterrupt is hvd.elastic.HostsUpdatedInterrupt

@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_FRAMEWORKS = ("torch", "tensorflow", "keras")
 
 
 def mpi_built(verbose: bool = False) -> bool:
@@ -48,10 +49,10 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
         verbose: Horovod's option; ignored.
 
     Returns:
-        True for ``torch``.
+        True for ``torch``, ``tensorflow`` and ``keras``.
     """
     del verbose
-    return ext_base_name == "torch"
+    return ext_base_name in _FRAMEWORKS
 
 
 def check_extension(ext_name: str, *args: Any) -> None:
@@ -63,10 +64,13 @@ def check_extension(ext_name: str, *args: Any) -> None:
         *args: Horovod's further arguments; ignored.
 
     Raises:
-        ImportError: It is another framework than PyTorch.
+        ImportError: It is another framework.
     """
-    if "torch" not in ext_name.lower():
-        raise ImportError(f"gradwire works with PyTorch, NumPy and DLPack, not with {ext_name!r}")
+    if not any(framework in ext_name.lower() for framework in _FRAMEWORKS):
+        raise ImportError(
+            f"gradwire works with PyTorch, TensorFlow, Keras, NumPy and DLPack, not with "
+            f"{ext_name!r}"
+        )
 
 
 @contextlib.contextmanager

@@ -69,13 +69,7 @@ from gradwire import (
     synchronize,
 )
 from gradwire import GradwireError as HorovodInternalError
-from gradwire.torch import compression as compression
-from gradwire.torch import elastic
-from gradwire.torch import functions as functions
-from gradwire.torch import mpi_ops as mpi_ops
-from gradwire.torch import optimizer as optimizer
-from gradwire.torch import sync_batch_norm as sync_batch_norm
-from gradwire.torch._build import (
+from gradwire._built import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -87,6 +81,12 @@ from gradwire.torch._build import (
     nccl_built,
     rocm_built,
 )
+from gradwire.torch import compression as compression
+from gradwire.torch import elastic
+from gradwire.torch import functions as functions
+from gradwire.torch import mpi_ops as mpi_ops
+from gradwire.torch import optimizer as optimizer
+from gradwire.torch import sync_batch_norm as sync_batch_norm
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._consistency import check_consistent
 from gradwire.torch._functions import broadcast_optimizer_state, broadcast_parameters

@@ -14,7 +14,8 @@ import torch
 
 from gradwire._arguments import whole_number
 from gradwire._ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, factors
-from gradwire._process_sets import ProcessSet, global_process_set
+from gradwire._positions import position
+from gradwire._process_sets import ProcessSet
 from gradwire._world import members, rank
 from gradwire.torch._adapter import check_is_tensor, collectives
 
@@ -235,12 +236,11 @@ class ReduceScatter(torch.autograd.Function):
 
 def _position(givers: int, name: str | None, process_set: ProcessSet) -> int:
     """Returns this rank's position among the contributing ranks."""
-    if givers == members(process_set):
-        at = rank() if process_set is global_process_set else process_set.rank()
-        assert at is not None, "the call rejects ranks that are not members"
-        return at
-    # Some ranks have joined. All others see that as well, and exchange their ranks.
-    own = torch.tensor([rank()], device="cpu")
-    name = None if name is None else f"{name}.ranks"
-    [(ranks, _)] = collectives.allgather([own], name, process_set).wait()
-    return ranks.tolist().index(rank())
+
+    def gather() -> list[int]:
+        own = torch.tensor([rank()], device="cpu")
+        called = None if name is None else f"{name}.ranks"
+        [(ranks, _)] = collectives.allgather([own], called, process_set).wait()
+        return list(ranks.tolist())
+
+    return position(givers, process_set, gather)

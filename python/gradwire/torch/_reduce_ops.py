@@ -6,32 +6,17 @@ the gradients; for reducescatter, the allgather.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 
-from gradwire._ops import Average, Handle, ReduceOp, Sum, reduce_op
+from gradwire._ops import Average, Handle, ReduceOp, handle_average, reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire.torch import _autograd
 from gradwire.torch._adapter import collectives
 from gradwire.torch._compression import Compression, Compressor
 
 Op = ReduceOp | int | None
-
-
-def handle_average(op: Op, average: bool | None) -> ReduceOp:
-    """Returns the reduction selected by ``op`` or Horovod's deprecated argument ``average``.
-
-    Raises:
-        ValueError: Both were given.
-    """
-    if average is None:
-        return reduce_op(op)
-    if op is not None:
-        raise ValueError("pass either op or average, not both: op replaces average")
-    warnings.warn("average is deprecated: use op", DeprecationWarning, stacklevel=3)
-    return Average if average else Sum
 
 
 def allreduce_async(

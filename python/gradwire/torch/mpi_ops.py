@@ -31,7 +31,7 @@ from gradwire import (
     stop_timeline,
     synchronize,
 )
-from gradwire.torch._build import (
+from gradwire._built import (
     ccl_built,
     cuda_built,
     ddl_built,

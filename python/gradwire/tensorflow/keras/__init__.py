@@ -1,0 +1,8 @@
+"""The module ``horovod.tensorflow.keras``: that of Keras 3, ``gradwire.keras``."""
+
+from __future__ import annotations
+
+from gradwire.keras import *  # noqa: F403
+from gradwire.keras import Compression as Compression
+from gradwire.keras import __all__ as __all__
+from gradwire.keras import callbacks as callbacks

@@ -1,0 +1,173 @@
+"""TensorFlow and Keras over Gradwire, on jobs of one to four ranks.
+
+Tests are skipped where TensorFlow is not installed; ``make frameworks`` installs it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import LAUNCHER, LIMIT, Job, jobs_of
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent.parent.parent / "examples"
+JOBS = jobs_of("", "127.0.0.1:1,127.0.0.2:1", "127.0.0.1:2,127.0.0.2:2")
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+
+
+def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words,
+        env={**os.environ, **QUIET, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=2 * LIMIT,
+    )
+
+
+@pytest.mark.parametrize("hosts", JOBS)
+def test_on_the_ranks_of(hosts: str) -> None:
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    words += ["-W", "ignore::DeprecationWarning", str(HERE / "tensorflow_ranks")]
+    if hosts:
+        words = [LAUNCHER, "run", "-H", hosts, "--", *words]
+    done = run(words, GWTEST_RANK="1")
+    assert done.returncode == 0, done.stdout[-20_000:]
+    assert "passed" in done.stdout or "[100%]" in done.stdout
+
+
+def test_one_thread_and_other_orders(job: Job) -> None:
+    """Ranks start the same gradients in different orders, and have one thread for it."""
+    done = job(
+        """
+        import random
+        import tensorflow as tf
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        import gradwire.tensorflow as hvd
+        from gradwire.tensorflow import _gradients
+
+        hvd.init()
+        _gradients._BUCKET_BYTES = 1  # a bucket for each gradient
+        variables = [tf.Variable(tf.ones([at + 1]), name=f"v{at}") for at in range(30)]
+        orders = list(range(30))
+        random.Random(hvd.rank()).shuffle(orders)
+
+        @tf.function
+        def step(by):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(v) * by * float(at) for at, v in
+                                 enumerate(variables)])
+            own = [variables[at] for at in orders]
+            tape = hvd.DistributedGradientTape(tape, op=hvd.Sum)
+            return tape.gradient(loss, own)
+
+        for number in range(20):
+            for at, found in zip(orders, step(tf.constant(float(hvd.rank() + 1)))):
+                assert float(found[0]) == at * sum(range(1, hvd.size() + 1)), (at, found)
+        print("ALL", hvd.rank())
+        """,
+        ranks=4,
+        **QUIET,
+    )
+    assert done.returncode == 0 and done.stdout.count("ALL") == 4, done.stdout
+
+
+def test_a_mismatch_in_a_compiled_function(job: Job) -> None:
+    done = job(
+        """
+        import tensorflow as tf
+        import gradwire.tensorflow as hvd
+
+        hvd.init()
+
+        @tf.function
+        def step(x):
+            return hvd.allreduce(x, name="gradient") + 1
+
+        step(tf.ones([3]))
+        try:
+            step(tf.ones([3 + hvd.rank()]))
+        except hvd.Disagreement as error:
+            print("TOLD", hvd.rank(), error.kind, "allreduce.gradient" in str(error))
+        """,
+        ranks=3,
+        **QUIET,
+    )
+    assert len(re.findall(r"TOLD \d disagreement True", done.stdout)) == 3, done.stdout
+
+
+@pytest.mark.parametrize("where", ["function", "fit"])
+def test_a_rank_killed_in_a_compiled_step(job: Job, where: str) -> None:
+    done = job(
+        """
+        import os, signal, sys
+        import numpy as np
+        import keras, tensorflow as tf
+        import gradwire.keras
+        import gradwire.tensorflow as hvd
+
+        hvd.init()
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+        def die():
+            if hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        @tf.function
+        def step(x):
+            return hvd.allreduce(x, name="gradient")
+
+        def train():
+            if os.environ["WHERE"] == "function":
+                step(tf.ones([3]))
+                die()
+                step(tf.ones([3]))
+            else:
+                model.compile(gradwire.keras.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+                killer = keras.callbacks.LambdaCallback(
+                    on_train_batch_begin=lambda at, **_: die() if at == 3 else None)
+                x = np.ones((80, 4), "f4")
+                model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[killer])
+
+        try:
+            train()
+        except hvd.PeerLost as error:
+            print(f"LOST rank {error.rank} says {hvd.rank()}: {error}", flush=True)
+            raise
+        """,
+        ranks=3,
+        WHERE=where,
+        **QUIET,
+    )
+    assert done.returncode == 137, done.stdout
+    for rank in (0, 2):
+        text = rf"LOST rank 1 says {rank}: .*rank 1 on host .* was killed by SIGKILL"
+        assert re.search(text, done.stdout), done.stdout
+
+
+def losses(said: str) -> list[float]:
+    return [float(text) for text in re.findall(r"loss:? ([0-9.]+)", said)]
+
+
+@pytest.mark.parametrize("example", ["digits_tensorflow.py", "digits_keras.py"])
+def test_examples_train_as_one_process(example: str) -> None:
+    program = [sys.executable, str(EXAMPLES / example), "--epochs", "3", "--batch", "48"]
+    alone = run(program)
+    assert alone.returncode == 0, alone.stdout
+    found = run([LAUNCHER, "run", "-np", "2", "--", *program])
+    assert found.returncode == 0, found.stdout
+    assert len(losses(alone.stdout)) >= 3
+    assert losses(found.stdout) == pytest.approx(losses(alone.stdout), rel=0.02)
+    assert "the same bits on 2 of 2 ranks" in found.stdout
