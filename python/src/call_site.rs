@@ -1,5 +1,5 @@
-//! Finds the line of the program that calls: the innermost Python frame outside of Gradwire,
-//! PyTorch and the standard library.
+//! Finds the line of the program that calls: the innermost Python frame outside of Gradwire, the
+//! frameworks and the standard library.
 //!
 //! Every operation needs this, so each code object is looked at once. The table keeps the code
 //! objects that it knows alive, so that no other one gets the address of one of them. It starts
@@ -82,13 +82,13 @@ fn is_program(code: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(is_program)
 }
 
-/// Whether a file is one of Gradwire, PyTorch or the standard library.
+/// Whether a file is one of Gradwire, a framework or the standard library.
 fn is_library(py: Python<'_>, file: &str) -> PyResult<bool> {
     if file.starts_with("<frozen ") || file.starts_with("<eval_with_key>") {
         return Ok(true);
     }
     let modules = py.import("sys")?.getattr("modules")?;
-    for name in ["gradwire", "torch"] {
+    for name in ["gradwire", "torch", "jax", "optax"] {
         let module = modules.call_method1("get", (name,))?;
         if module.is_none() {
             continue;
