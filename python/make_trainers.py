@@ -35,25 +35,35 @@ def packages_of(python: Path) -> Path:
     return Path(subprocess.check_output(words, text=True).strip())
 
 
-def main() -> None:
-    """Creates the environment, or brings it up to date."""
+def environment(folder: Path) -> Path:
+    """Creates an environment on top of .venv-python; returns its Python."""
     if not (BASE / "installed").exists():
-        raise SystemExit("make_trainers.py: .venv-python is missing: run make python-test first")
-    python = FOLDER / "bin" / "python"
+        raise SystemExit(f"{folder.name}: .venv-python is missing: run make python-test first")
+    python = folder / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", FOLDER], check=True)
-    site = packages_of(python)
-    (site / "base.pth").write_text(f"{packages_of(BASE / 'bin' / 'python')}\n")
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    (packages_of(python) / "base.pth").write_text(f"{packages_of(BASE / 'bin' / 'python')}\n")
     for program in ("gradwire", "gradwired"):
-        link = FOLDER / "bin" / program
+        link = folder / "bin" / program
         link.unlink(missing_ok=True)
         link.symlink_to(BASE / "bin" / program)
+    return python
+
+
+def install(python: Path, what: str, packages: list[str]) -> None:
+    """Installs a framework, or says that its tests are skipped."""
+    words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if subprocess.run([*words, "--no-deps", *packages]).returncode != 0:
+        print(f"{what} can't be installed: its tests are skipped")
+    words = [python, "-m", "compileall", "-q", packages_of(python)]
+    subprocess.run(words, stdout=subprocess.DEVNULL)
+
+
+def main() -> None:
+    """Creates the environment, or brings it up to date."""
+    python = environment(FOLDER)
     for trainer, packages in TRAINERS.items():
-        words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run([*words, "--no-deps", *COMMON, *packages])
-        if done.returncode != 0:
-            print(f"make_trainers.py: {trainer} can't be installed: its tests are skipped")
-    subprocess.run([python, "-m", "compileall", "-q", site], stdout=subprocess.DEVNULL)
+        install(python, trainer, COMMON + packages)
 
 
 if __name__ == "__main__":
