@@ -101,13 +101,14 @@ docs: metrics-docs ## the reference of the Python package and of the crates, in 
 	rm -rf target/docs && mkdir -p target/docs
 	.venv-python/bin/python -W error::UserWarning -m pdoc --docformat google \
 	    --output-directory target/docs/python gradwire gradwire.torch gradwire.torch.distributed \
-	    '!gradwire.torch.torchft' '!gradwire.tensorflow' '!gradwire.keras'
+	    '!gradwire.torch.torchft' '!gradwire.tensorflow' '!gradwire.keras' '!gradwire.jax'
 	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	cp -r $(TARGET)/doc target/docs/rust
 
 clean: ## removes everything that was built or fetched here
 	$(CARGO) clean
-	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest .venv-trainers .venv-tensorflow python/dist python/gradwire.data
+	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest .venv-trainers .venv-tensorflow .venv-jax \
+	    python/dist python/gradwire.data
 
 ##@ Generated files
 
@@ -151,10 +152,11 @@ python-test: ## the Python tests, with the wheel in a virtual environment
 	cp $(TARGET)/debug/gradwire-lab .venv-python/bin/
 	cd python/tests && ../../.venv-python/bin/pytest $(PYTEST)
 
-frameworks: ## the tests with PyTorch's trainers, TensorFlow and Keras; python-test comes first
-	python3 python/make_trainers.py
+frameworks: ## the tests with PyTorch's trainers, TensorFlow, Keras and JAX; python-test comes first
+	python3 python/make_frameworks.py
 	cd python/tests && ../../.venv-trainers/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_trainers.py
 	cd python/tests && ../../.venv-tensorflow/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_tensorflow.py test_documentation.py
+	cd python/tests && ../../.venv-jax/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_jax.py || test $$? -eq 5
 
 python-oldest: ## the same with the oldest PyTorch; python-test comes first
 	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest

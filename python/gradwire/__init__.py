@@ -173,7 +173,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports ``gradwire.torch`` and the like when a program first uses them."""
-    if name not in ("common", "elastic", "keras", "tensorflow", "torch"):
+    if name not in ("common", "elastic", "jax", "keras", "tensorflow", "torch"):
         raise AttributeError(f"module 'gradwire' has no attribute {name!r}")
     try:
         return importlib.import_module(f"gradwire.{name}")

@@ -21,6 +21,11 @@ __all__ = [
     "open_stacks",
     "take_report",
     "why_not_alone",
+    "xla_bind",
+    "xla_know",
+    "xla_last_error",
+    "xla_site",
+    "xla_targets",
 ]
 
 __version__: Final[str]
@@ -970,4 +975,44 @@ def why_not_alone(command: str, script: str) -> str | None:
 
     Returns:
         The reason, or None if this process may train alone.
+    """
+
+def xla_bind(session: Session | None) -> None:
+    """
+    Sets the session that compiled programs use.
+
+    Args:
+        session: The session; None after its end.
+    """
+
+def xla_know(set: ProcessSet) -> None:
+    """
+    Lets compiled programs use a process set.
+
+    Args:
+        set: The process set.
+    """
+
+def xla_last_error() -> BaseException | None:
+    """
+    Returns the error of the last call in a compiled program that has failed.
+
+    Returns:
+        An exception; None if none has failed.
+    """
+
+def xla_site() -> str:
+    """
+    Returns the line of the program that calls this package.
+
+    Returns:
+        Such as `train.py:12 in step`; empty if it is unknown.
+    """
+
+def xla_targets() -> dict[str, object]:
+    """
+    The functions that XLA calls.
+
+    Returns:
+        A capsule for `jax.ffi.register_ffi_target` for each name.
     """

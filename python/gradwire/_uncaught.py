@@ -22,6 +22,8 @@ from gradwire import _error_file, _native
 text: str | None = None
 # The failure because of which it is ending, if there is one: another rank may be at fault.
 cause: _native.Failure | None = None
+# Each returns the failure behind an exception of a framework, if there is one.
+causes: list[Callable[[BaseException], _native.Failure | None]] = []
 # Tells the other ranks why this process is ending.
 tell: Callable[[], None] | None = None
 
@@ -88,8 +90,15 @@ def _note(error: BaseException) -> None:
     """Notes that this process is ending because of this error."""
     global text, cause
     text = f"it ended with {described(error)}"
-    failures = (getattr(each, "_failure", None) for each in _chain(error) if _is_ours(each))
+    failures = (_failure_of(each) for each in _chain(error))
     cause = next((failure for failure in failures if failure is not None), None)
+
+
+def _failure_of(error: BaseException) -> _native.Failure | None:
+    if _is_ours(error):
+        return getattr(error, "_failure", None)
+    found = (find(error) for find in causes)
+    return next((failure for failure in found if failure is not None), None)
 
 
 def _tell_before_waiting() -> None:

@@ -88,7 +88,7 @@ fn is_library(py: Python<'_>, file: &str) -> PyResult<bool> {
         return Ok(true);
     }
     let modules = py.import("sys")?.getattr("modules")?;
-    for name in ["gradwire", "torch", "tensorflow", "keras"] {
+    for name in ["gradwire", "torch", "tensorflow", "keras", "jax", "optax"] {
         let module = modules.call_method1("get", (name,))?;
         if module.is_none() {
             continue;

@@ -165,7 +165,7 @@ pub(crate) fn write(memory: &SharedBuffer, bytes: &[u8]) {
 pub(crate) fn copy_from(memory: &SharedBuffer, address: usize) {
     let from = ptr::with_exposed_provenance::<u8>(address);
     // SAFETY: as in `write`; the caller guarantees the bytes at the address, as for a capsule. The
-    // GIL is held, so other Python threads don't free them.
+    // GIL is held, so other Python threads don't free them; XLA keeps the tensors of a call.
     unsafe { ptr::copy(from, memory.as_ptr(), memory.byte_len()) };
 }
 

@@ -46,6 +46,11 @@ impl PythonError {
         Self { class, text, kind, failure: Some(Box::new(failure.clone())), recoverable: false }
     }
 
+    /// Its text.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// The exception to raise.
     pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
         match self.exception(py) {

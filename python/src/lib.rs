@@ -12,7 +12,8 @@
 //! `handle` (waiting for them), `stuck` (finding out that nothing else goes on), `stacks` (what all
 //! threads do, for explanations of waits), `gate` (starting them later), `process_set`, `pause`,
 //! `elastic` (from one epoch of the job to the next), `buffer`, `adoption` and `dlpack` (memory),
-//! `at_exit` (leaving with the exit code), `interruptible`, `error`.
+//! `xla` (operations in programs that XLA has compiled), `at_exit` (leaving with the exit code),
+//! `interruptible`, `error`.
 
 #![deny(unsafe_code)]
 
@@ -40,6 +41,7 @@ mod session;
 #[expect(unsafe_code, reason = "declares a function of the C library")]
 mod stacks;
 mod stuck;
+mod xla;
 
 /// The module `gradwire._native`.
 #[pymodule(name = "_native", gil_used = true)]
@@ -53,6 +55,7 @@ mod native {
     use crate::{
         adoption::Adoption, adoption::Preparation, buffer::Buffer, error::PythonFailure,
         gate::Gate, handle::Handle, pause::Pause, process_set::ProcessSet, session::Session,
+        xla::xla_bind, xla::xla_know, xla::xla_last_error, xla::xla_site, xla::xla_targets,
     };
 
     /// Explains why this process may not be the only rank of a job: another starter, such as srun,

@@ -120,7 +120,7 @@ impl CallSite {
     }
 
     /// Its text; `None` if it is not known.
-    pub(crate) fn text(self) -> Option<Arc<str>> {
+    pub fn text(self) -> Option<Arc<str>> {
         TABLE.lock().text(self)
     }
 }

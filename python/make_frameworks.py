@@ -1,11 +1,11 @@
 """Creates the virtual environments of `make frameworks`, on top of .venv-python.
 
-.venv-trainers has PyTorch's trainers, and .venv-tensorflow has TensorFlow with Keras, in the
-versions that the documentation names. PyTorch itself is that of .venv-python, whose packages a
+.venv-trainers has PyTorch's trainers, .venv-tensorflow has TensorFlow with Keras, and .venv-jax has
+JAX with optax, in the versions that the documentation names. PyTorch itself is that of .venv-python, whose packages a
 ``.pth`` file adds, so nothing large is installed twice. What can't be installed is named, and its
 tests are skipped.
 
-    python3 python/make_trainers.py
+    python3 python/make_frameworks.py
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ TRAINERS = {
     "lightning": ["lightning==2.6.0", "pytorch-lightning==2.6.6", *METRICS],
 }
 TENSORFLOW = {"tensorflow": ["tensorflow-cpu==2.21.0", "keras==3.15.1"]}
+XLA = ["jaxlib==0.10.2", "ml_dtypes==0.6.0", "opt_einsum==3.4.0", "scipy==1.17.1"]
+JAX = {"jax": ["jax==0.10.2", *XLA], "optax": ["optax==0.2.8", "absl-py==2.5.1"]}
 
 
 def packages_of(python: Path) -> Path:
@@ -58,17 +60,18 @@ def create(folder: Path, frameworks: dict[str, list[str]], *options: str) -> Non
         words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         done = subprocess.run([*words, *options, *packages])
         if done.returncode != 0:
-            print(f"make_trainers.py: {framework} can't be installed: its tests are skipped")
+            print(f"make_frameworks.py: {framework} can't be installed: its tests are skipped")
     subprocess.run([python, "-m", "compileall", "-q", site], stdout=subprocess.DEVNULL)
 
 
 def main() -> None:
     """Creates the environments."""
     if not (BASE / "installed").exists():
-        raise SystemExit("make_trainers.py: .venv-python is missing: run make python-test first")
+        raise SystemExit("make_frameworks.py: .venv-python is missing: run make python-test first")
     trainers = {name: [*COMMON, *packages] for name, packages in TRAINERS.items()}
     create(ROOT / ".venv-trainers", trainers, "--no-deps")
     create(ROOT / ".venv-tensorflow", TENSORFLOW)
+    create(ROOT / ".venv-jax", JAX, "--no-deps")
 
 
 if __name__ == "__main__":
