@@ -1,9 +1,9 @@
 """Creates the virtual environments of `make frameworks`, on top of .venv-python.
 
 .venv-trainers has PyTorch's trainers, .venv-tensorflow has TensorFlow with Keras, and .venv-jax has
-JAX with optax, in the versions that the documentation names. PyTorch itself is that of .venv-python, whose packages a
-``.pth`` file adds, so nothing large is installed twice. What can't be installed is named, and its
-tests are skipped.
+JAX with optax, in the versions that the documentation names. PyTorch itself is that of
+.venv-python, whose packages a ``.pth`` file adds, so nothing large is installed twice. What can't
+be installed is named, and its tests are skipped.
 
     python3 python/make_frameworks.py
 """
