@@ -39,6 +39,7 @@ use crate::{
     call_site::{CallSite, Learned},
     elastic::Change,
     error::{GradwireError, Result},
+    flight::DaemonRecording,
     inspection::Inspection,
     link,
     memory::{Keep, Output},
@@ -108,6 +109,8 @@ pub(crate) struct Shared {
     pub(crate) tasks: Mutex<HashMap<Key, &'static str>>,
     /// The threads that are in a wait without a limit.
     pub(crate) waiters: Waiters,
+    /// The flight recording of the daemon, if this process is to save it.
+    pub(crate) recording: Option<DaemonRecording>,
     /// Records what this rank receives, if that is wanted.
     pub(crate) recorder: OnceLock<Recorder>,
 }
@@ -166,6 +169,7 @@ impl Shared {
             change: Mutex::new(None),
             tasks: Mutex::default(),
             waiters: Waiters::default(),
+            recording: None,
             recorder: OnceLock::new(),
         }
     }
