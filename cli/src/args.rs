@@ -7,7 +7,9 @@ use gradwire_bench::args::Bench;
 use gradwire_launcher::args::{ElasticOptions, JobOptions, SettingsOptions};
 use gradwire_settings::StopSignal;
 
-use crate::{algorithms, doctor, explain, lab, progress, replay, role::Role, status, trace, why};
+use crate::{
+    algorithms, doctor, explain, lab, progress, replay, report, role::Role, status, trace, why,
+};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -49,6 +51,9 @@ pub enum Command {
     /// Explain what a running job waits for: which ranks are missing, and what they do.
     #[command(after_help = "Example: gradwire why")]
     Why(why::Options),
+    /// Explain what happened first, from the flight recordings of a job.
+    #[command(after_help = "Example: gradwire report /shared/recordings")]
+    Report(report::Options),
     /// Watch a running job: hosts, ranks, links, stragglers.
     #[command(after_help = "Example: gradwire top")]
     Top {

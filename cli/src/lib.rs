@@ -15,6 +15,7 @@
 //! - [`status`]: `gradwire status`
 //! - [`progress`]: `gradwire run --progress`
 //! - [`top`]: `gradwire top`
+//! - [`report`]: `gradwire report`
 //! - [`trace`]: `gradwire trace`
 //! - [`why`]: `gradwire why`
 //! - [`job`]: a job that a command starts
@@ -36,6 +37,7 @@ pub mod lab;
 pub mod process;
 pub mod progress;
 pub mod replay;
+pub mod report;
 pub mod role;
 pub mod show;
 pub mod status;

@@ -13,7 +13,7 @@ use gradwire_cli::{
     job::{Files, discover, prepare, start},
     lab::become_lab,
     process::{block_on, environment, load, print},
-    replay, show, status, top, trace, why,
+    replay, report, show, status, top, trace, why,
 };
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
@@ -58,6 +58,17 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         Command::Why(options) => {
             let address = find::coordinator(options.address.as_deref())?;
             block_on(why::run(&address, &options))??;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Report(options) => {
+            let found = match options.folder()? {
+                Some(folder) => report::Found::in_folder(&folder, options.job.as_deref())?,
+                None => {
+                    let address = find::coordinator(options.place.as_deref())?;
+                    block_on(report::ask(&address))??
+                }
+            };
+            report::show(&found, &options)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Top { address } => {

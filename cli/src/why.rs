@@ -42,7 +42,7 @@ pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
     let pb::ViewerChallenge { nonce, job } =
         open(address, async |client| client.challenge(ChallengeRequest {}).await).await?;
     let proof = secrets::of(&job)?.prove(&Claim::View { challenge: &nonce, job: &job }).to_vec();
-    let request = ExplainRequest { stacks: options.stacks, nonce, proof };
+    let request = ExplainRequest { stacks: options.stacks, nonce, proof, save: false };
     let explained = open(address, async |client| client.explain(request).await).await?;
     let text = if options.json { format!("{:#}\n", to_json(&explained)) } else { show(&explained) };
     write(&text).map(drop)
@@ -152,6 +152,7 @@ mod tests {
             first_ranks: vec![0],
             silent_hosts: Vec::new(),
             text: "a\n  b\u{7}\n".into(),
+            saved: Vec::new(),
         }
     }
 

@@ -49,11 +49,13 @@ pub(crate) struct Explaining {
 }
 
 impl Explaining {
-    /// Asks for a viewer or a report. Returns the message for the nodes, unless a question is open.
+    /// Asks for a viewer or a report. `save`: the daemons also save their recordings, unless a
+    /// question is open. Returns the message for the nodes, unless a question is open.
     pub(crate) fn ask(
         &mut self,
         viewer: Option<oneshot::Sender<pb::Explanation>>,
         reports: bool,
+        save: bool,
         nodes: impl Iterator<Item = NodeId>,
         now: Instant,
     ) -> Option<pb::Explain> {
@@ -71,7 +73,7 @@ impl Explaining {
             question.viewers.extend(viewer);
         }
         self.number += u64::from(is_new);
-        is_new.then_some(pb::Explain { number: self.number })
+        is_new.then_some(pb::Explain { number: self.number, save })
     }
 
     /// The answers to the open question are also for the report of a standstill.
@@ -170,8 +172,8 @@ mod tests {
     fn a_question_is_closed_when_all_have_answered() {
         let (mut explaining, now) = (Explaining::default(), Instant::now());
         let nodes = || [0, 1].map(NodeId).into_iter();
-        let pb::Explain { number } = explaining.ask(None, false, nodes(), now).unwrap();
-        assert_eq!(explaining.ask(None, true, nodes(), now), None, "one is open");
+        let pb::Explain { number, .. } = explaining.ask(None, false, true, nodes(), now).unwrap();
+        assert_eq!(explaining.ask(None, true, false, nodes(), now), None, "one is open");
         let answer = |number| pb::Explained { number, ..pb::Explained::default() };
         explaining.answered(NodeId(0), answer(number));
         explaining.answered(NodeId(7), answer(number));
@@ -181,7 +183,7 @@ mod tests {
         let closed = explaining.close(now).unwrap();
         assert!(closed.reports && closed.answers.len() == 2);
         assert!(explaining.close(now).is_none() && explaining.deadline().is_none());
-        explaining.ask(None, false, nodes(), now).unwrap();
+        explaining.ask(None, false, false, nodes(), now).unwrap();
         assert!(explaining.close(now + ANSWER).unwrap().answers.is_empty(), "WAIT");
     }
 }

@@ -126,11 +126,12 @@ impl Inspect for Inspection {
         &self,
         request: Request<pb::ExplainRequest>,
     ) -> Result<Response<pb::Explanation>, Status> {
-        let pb::ExplainRequest { stacks, nonce, proof } = request.get_ref();
+        let pb::ExplainRequest { stacks, nonce, proof, save } = request.get_ref();
         if !self.permits.admits(nonce, proof) {
             return Err(Status::unauthenticated("the viewer does not know the job's secret"));
         }
-        let explained = self.explain(*stacks).await.ok_or_else(|| Status::unavailable(OVER))?;
+        let explained = self.explain(*stacks, *save).await;
+        let explained = explained.ok_or_else(|| Status::unavailable(OVER))?;
         Ok(Response::new(explained))
     }
 

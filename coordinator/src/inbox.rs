@@ -62,7 +62,8 @@ pub(crate) enum Inbound {
     /// A tensor has waited too long for ranks of one node.
     Overdue { connection: ConnectionId },
     /// A request for an explanation of waits.
-    Explain(oneshot::Sender<pb::Explanation>),
+    /// `save`: the daemons also save their flight recordings.
+    Explain { reply: oneshot::Sender<pb::Explanation>, save: bool },
     /// A request for the state.
     Inspect(oneshot::Sender<pb::StatusResponse>),
 }

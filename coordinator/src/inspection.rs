@@ -81,10 +81,10 @@ impl Inspection {
     }
 
     /// Why the job waits, with a text for people; `None` once the job is over. `stacks`: the text
-    /// has the whole stacks of all ranks.
-    pub async fn explain(&self, stacks: bool) -> Option<pb::Explanation> {
+    /// has the whole stacks of all ranks. `save`: the daemons also save their flight recordings.
+    pub async fn explain(&self, stacks: bool, save: bool) -> Option<pb::Explanation> {
         let (reply, explained) = oneshot::channel();
-        self.inbox.send(Inbound::Explain(reply)).await.ok()?;
+        self.inbox.send(Inbound::Explain { reply, save }).await.ok()?;
         let explained = explained.await.ok()?;
         let detail = if stacks { Detail::Stacks } else { Detail::All };
         let text = explanation::text(&explained, detail);

@@ -307,11 +307,11 @@ impl Runtime {
                 }
                 self.beat(self.traces.is_wanted(), |_| true);
             }
-            Inbound::Explain(reply) => self.ask(Some(reply), false),
+            Inbound::Explain { reply, save } => self.ask(Some(reply), false, save),
             Inbound::Overdue { connection } => {
                 self.count(connection);
                 self.step(Event::MessageReceived { connection });
-                self.ask(None, true);
+                self.ask(None, true, false);
             }
             Inbound::Explained { connection, explained } => {
                 self.count(connection);
@@ -327,8 +327,8 @@ impl Runtime {
         }
     }
 
-    fn ask(&mut self, viewer: Option<oneshot::Sender<pb::Explanation>>, reports: bool) {
-        for event in self.explain(viewer, reports) {
+    fn ask(&mut self, viewer: Option<oneshot::Sender<pb::Explanation>>, reports: bool, save: bool) {
+        for event in self.explain(viewer, reports, save) {
             self.step(event);
         }
     }
@@ -339,9 +339,10 @@ impl Runtime {
         &mut self,
         viewer: Option<oneshot::Sender<pb::Explanation>>,
         reports: bool,
+        save: bool,
     ) -> Vec<Event> {
         let nodes = self.nodes.values().filter_map(|session| session.node);
-        let question = self.explaining.ask(viewer, reports, nodes, Instant::now());
+        let question = self.explaining.ask(viewer, reports, save, nodes, Instant::now());
         question.map_or_else(Vec::new, |question| self.send_to_world(Message::Explain(question)))
     }
 
@@ -363,7 +364,7 @@ impl Runtime {
         if let Some(standstill) = self.watchdog.look(self.start.elapsed(), seen) {
             self.happened(standstill.text());
             metrics::stands_still();
-            self.ask(None, false);
+            self.ask(None, false, false);
             self.explaining.add(standstill);
         }
     }
@@ -540,7 +541,7 @@ impl Runtime {
                 for text in texts {
                     self.happened(text);
                 }
-                self.explain(None, true)
+                self.explain(None, true, false)
             }
             Command::Finish(outcome) => {
                 match &outcome {

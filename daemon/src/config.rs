@@ -4,6 +4,7 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -68,6 +69,8 @@ pub struct DaemonConfig {
     pub(crate) line_rate: Option<u32>,
     /// Every step with a multiple of this number is recorded; 0: none.
     pub(crate) sample_steps: u64,
+    /// Where the flight recording is saved, if it is.
+    pub(crate) recorder_directory: Option<PathBuf>,
 }
 
 /// Results of at least this size, in bytes, bypass the cache: they would be evicted before the rank
@@ -135,6 +138,9 @@ impl DaemonConfig {
             stall_shutdown: settings.negotiation.stall_shutdown,
             line_rate: line_rate(settings),
             sample_steps: settings.otlp.sample_steps,
+            recorder_directory: Some(&settings.recorder.directory)
+                .filter(|directory| !directory.is_empty())
+                .map(PathBuf::from),
         })
     }
 

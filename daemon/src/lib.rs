@@ -52,6 +52,7 @@ use gradwire_coordinator::{SessionAcceptor, host::LAST_MESSAGES};
 pub use gradwire_proto::Ending;
 use gradwire_proto::{Failure, FailureKind};
 use gradwire_services::launch::Notice;
+use gradwire_shm::flight::FlightMemory;
 use gradwire_telemetry::on_scrape;
 use rustix::io::Errno;
 use tokio::{
@@ -62,7 +63,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::config::DaemonConfig;
 use self::{
-    control::{client, connect::Introduction, dispatch::Dispatcher, heartbeat, node::Node},
+    control::{
+        client, connect::Introduction, dispatch::Dispatcher, heartbeat, node::Node, recording,
+    },
     model::{
         hint::resource_hint,
         job::{self, Job},
@@ -129,6 +132,8 @@ pub struct Daemon {
     notices: Option<mpsc::UnboundedReceiver<Notice>>,
     acceptor: Option<SessionAcceptor>,
     metrics: Option<SocketAddr>,
+    recording: Arc<FlightMemory>,
+    warn: fn(&str),
 }
 
 fn listen_for_workers(socket: &str) -> io::Result<UnixListener> {
@@ -164,6 +169,9 @@ impl Daemon {
             },
             reason,
         })?;
+        let (job, host) = (config.identity.job.as_str(), config.host.as_str());
+        let recording = FlightMemory::create(job, host, config.order, config.slots)
+            .map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
         Ok(Self {
             config,
             data,
@@ -172,7 +180,21 @@ impl Daemon {
             notices: None,
             acceptor: None,
             metrics: None,
+            recording: Arc::new(recording),
+            warn: |what| tracing::warn!("{what}"),
         })
+    }
+
+    /// What the user should know is passed on like this. Otherwise it is only logged.
+    #[must_use]
+    pub fn with_warnings(mut self, warn: fn(&str)) -> Self {
+        self.warn = warn;
+        self
+    }
+
+    /// The flight recording of this node, for the events that this process logs.
+    pub fn recording(&self) -> Arc<FlightMemory> {
+        self.recording.clone()
     }
 
     /// The address on which the data plane listens.
@@ -213,11 +235,21 @@ impl Daemon {
         cancel: CancellationToken,
         ready: impl Fn(bool) + Send + Sync + 'static,
     ) -> Result<Ending, DaemonError> {
-        let Self { config, data, data_address, workers, mut notices, acceptor, metrics } = self;
+        let Self {
+            config,
+            data,
+            data_address,
+            workers,
+            mut notices,
+            acceptor,
+            metrics,
+            recording,
+            warn,
+        } = self;
         let (job, outgoing) = Job::new();
         let (intake, added) = mpsc::unbounded_channel();
         let (resubmit, resubmitted) = mpsc::unbounded_channel();
-        let node = Node::new(config.clone(), job.clone(), resubmit, acceptor.clone());
+        let node = Node::new(config.clone(), recording, job.clone(), resubmit, acceptor.clone());
         on_scrape(&node);
         intake::reader::start(Arc::downgrade(&node), added, resubmitted);
         if notices.is_some() {
@@ -288,6 +320,7 @@ impl Daemon {
         if let Ending::Failed(failure) = &ending {
             node.abort_workers(failure);
         }
+        let saving = recording::ended(&node, &ending);
         // The workers have the grace period to read the cause and leave. After a failure, workers
         // that attach late receive the cause, too (TELL). The daemon does not wait for them if this
         // host is being stopped, or if no agent would report that they will not attach. If an agent
@@ -323,6 +356,11 @@ impl Daemon {
         let _ = accept.await;
         if let Some(farewell) = farewell {
             let _ = farewell.await;
+        }
+        if let Some(saving) = saving {
+            if let Err(why) = saving.wait().await {
+                warn(&why);
+            }
         }
         if let Some(path) = Some(&config.socket).filter(|socket| !socket.starts_with('@')) {
             // CLEAN: a socket in the file system outlives its process.

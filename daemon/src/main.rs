@@ -21,8 +21,9 @@ use gradwire_services::launch::{
 use gradwire_settings::{AddressRange, Layers, Loaded, Settings, layers, table::LogFormat};
 use gradwire_telemetry::{
     Endpoint, EndpointConfig, LogConfig, OtlpConfig, Readiness, Router, TelemetryError,
-    init_logging,
+    init_logging, record_events,
 };
+use gradwire_trace::time;
 use gradwire_viewer::{access::Access, pages::router, spans::Spans};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
@@ -104,6 +105,15 @@ fn main() -> ExitCode {
 /// the reader is gone.
 fn say(what: &dyn Display) {
     let _ = writeln!(io::stderr(), "gradwired: {what}");
+}
+
+/// Tells the user, through the launcher if there is one.
+fn warn(what: &str) {
+    if std::env::var_os(REPORTS_ARE_READ).is_some() {
+        report(&ServiceReport::Warned { what: what.to_owned() });
+    } else {
+        say(&what);
+    }
 }
 
 /// The exit code of a daemon that ends for its own reason, not because the job has failed. The
@@ -248,6 +258,10 @@ async fn serve(
     metrics::start();
     let daemon = patience.bind(|| Daemon::bind(config.clone()), DaemonError::is_taken);
     let mut daemon = daemon.await?.shown_at(endpoint.address());
+    let recording = daemon.recording();
+    record_events(move |level, text| {
+        recording.flight().event(time::now_ns(), level, text);
+    });
     // All resources that the system may refuse are taken before other processes rely on this
     // daemon.
     let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::from)?;
@@ -290,6 +304,7 @@ async fn serve(
         hosted.map(|hosted| tokio::spawn(coordinate(hosted, stop_coordinator.clone())));
     let ending = daemon
         .with_agent(notices)
+        .with_warnings(warn)
         .run(cancel.clone(), move |formed| {
             let state = if formed { Readiness::Ready } else { forming() };
             let _ = readiness.send(state);

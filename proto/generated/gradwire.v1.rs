@@ -380,6 +380,9 @@ impl FailureKind {
 pub struct Explain {
     #[prost(uint64, tag = "1")]
     pub number: u64,
+    /// whether a daemon also saves its flight recording
+    #[prost(bool, tag = "2")]
+    pub save: bool,
 }
 /// A rank answers.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -410,6 +413,22 @@ pub struct Explained {
     /// at most 100, those that have waited longest
     #[prost(message, repeated, tag = "3")]
     pub partly: ::prost::alloc::vec::Vec<PartlySubmitted>,
+    /// if the recording was to be saved
+    #[prost(message, optional, tag = "4")]
+    pub saved: ::core::option::Option<Saved>,
+}
+/// The flight recording of a node.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Saved {
+    /// set by the coordinator
+    #[prost(string, tag = "1")]
+    pub host: ::prost::alloc::string::String,
+    /// its file
+    #[prost(string, tag = "2")]
+    pub path: ::prost::alloc::string::String,
+    /// why there is none; otherwise empty
+    #[prost(string, tag = "3")]
+    pub error: ::prost::alloc::string::String,
 }
 /// A tensor that some ranks of the node have submitted, and others have not.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -514,6 +533,9 @@ pub struct Explanation {
     /// the same for people
     #[prost(string, tag = "10")]
     pub text: ::prost::alloc::string::String,
+    /// if the recordings were to be saved
+    #[prost(message, repeated, tag = "11")]
+    pub saved: ::prost::alloc::vec::Vec<Saved>,
 }
 /// A tensor that some ranks have submitted, and others have not.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -550,6 +572,9 @@ pub struct ExplainRequest {
     pub nonce: ::prost::alloc::vec::Vec<u8>,
     #[prost(bytes = "vec", tag = "3")]
     pub proof: ::prost::alloc::vec::Vec<u8>,
+    /// whether all daemons save their flight recordings
+    #[prost(bool, tag = "4")]
+    pub save: bool,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1819,6 +1844,9 @@ pub struct Attached {
     /// its ip:port
     #[prost(string, tag = "10")]
     pub coordinator: ::prost::alloc::string::String,
+    /// where the worker saves the daemon's flight recording, if the daemon
+    #[prost(string, tag = "11")]
+    pub recorder: ::prost::alloc::string::String,
 }
 /// Sent with one file descriptor: a memfd sealed against shrinking and growing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

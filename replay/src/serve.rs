@@ -213,7 +213,7 @@ impl Rank {
             Ok(Answer::Over(failure)) => return self.abort(failure),
             Ok(Answer::Differs(text)) => {
                 self.differs = Some((text, Instant::now() + PLACE));
-                return self.say(Message::Explain(pb::Explain { number: 1 }), None);
+                return self.say(Message::Explain(pb::Explain { number: 1, save: false }), None);
             }
             Err(error) => return self.unreadable(&error),
         }

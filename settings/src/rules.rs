@@ -20,7 +20,7 @@ impl Settings {
 /// # Errors
 /// The first broken rule, with the keys, their values and what to change.
 pub fn validate(settings: &Settings) -> Result<(), String> {
-    let Settings { job, negotiation, data, heartbeat, worker, otlp, .. } = settings;
+    let Settings { job, negotiation, data, heartbeat, worker, otlp, recorder, .. } = settings;
     if heartbeat.timeout <= 2 * heartbeat.interval {
         return Err(format!(
             "heartbeat.timeout_ms = {} must be more than twice heartbeat.interval_ms = {}, \
@@ -65,6 +65,13 @@ pub fn validate(settings: &Settings) -> Result<(), String> {
         ));
     }
     worker.check()?;
+    if !recorder.directory.is_empty() && !recorder.directory.starts_with('/') {
+        return Err(format!(
+            "recorder.directory = {} must be an absolute path, because each daemon has a working \
+             directory of its own",
+            recorder.directory
+        ));
+    }
     if otlp.sample_steps > 0 && otlp.endpoint.is_empty() {
         return Err(format!(
             "otlp.sample_steps = {} requires otlp.endpoint, the collector that receives the spans",

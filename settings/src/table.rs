@@ -288,6 +288,13 @@ sections! {
         abort: Duration =
             "watchdog.abort_ms", Kind::Number { min: 0, max: 24 * HOUR_MS }, "0", "ms";
     }
+    /// The flight recorder: the last operations of each rank and the last events of each daemon.
+    Recorder {
+        /// The absolute path of a folder on each host, or of one that all hosts share. When a job
+        /// fails, and when `gradwire report` asks for it, each daemon writes a file there; empty:
+        /// none does.
+        directory: String = "recorder.directory", Kind::Text, "", "";
+    }
     /// How a silent node is noticed.
     Heartbeat {
         /// The time between two heartbeats.
@@ -404,6 +411,8 @@ settings! {
     tuning: Tuning;
     /// A job that stands still.
     watchdog: Watchdog;
+    /// The flight recorder.
+    recorder: Recorder;
     /// How a silent node is noticed.
     heartbeat: Heartbeat;
     /// This node.

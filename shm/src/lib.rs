@@ -20,6 +20,7 @@
 //! - [`segment`]: sealed, reserved, mapped memory
 //! - [`arena`]: tensors in segments, worker side
 //! - [`control`]: the control page with its two rings, both sides; its layout is drawn there
+//! - [`flight`]: the memory of a daemon's flight recording, and its file
 //! - [`handover`]: frames and file descriptors over the Unix socket
 //! - [`ring`] and [`backing`]: the ring algorithms over any atomic words, so that a model
 //!   checker can run them
@@ -34,6 +35,7 @@
 pub mod arena;
 pub mod backing;
 pub mod control;
+pub mod flight;
 pub mod handover;
 pub mod ring;
 pub mod segment;

@@ -1,11 +1,21 @@
-//! `tracing` to standard error. Standard output is for the program's results.
+//! `tracing` to standard error. Standard output is for the program's results. What happens is also
+//! passed on to a recorder, with more events than the log has.
 
-use std::io::{IsTerminal, stderr};
+use std::{
+    fmt::{Debug, Write as _},
+    io::{IsTerminal, stderr},
+    sync::OnceLock,
+};
 
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
 use tracing_subscriber::{
-    filter::{ParseError, Targets},
+    Layer,
+    filter::{LevelFilter, ParseError, Targets},
     fmt,
-    layer::SubscriberExt,
+    layer::{Context, SubscriberExt},
     util::SubscriberInitExt,
 };
 
@@ -34,14 +44,68 @@ fn filter(given: &str) -> Result<Targets, TelemetryError> {
     targets.map_err(|error: ParseError| refused(error.to_string()))
 }
 
+/// What gets each event: its level, 0 for an error, and its text.
+type Recorder = Box<dyn Fn(u8, &str) + Send + Sync>;
+
+static RECORDER: OnceLock<Recorder> = OnceLock::new();
+
+/// The events that are recorded, whatever is logged. None of them is part of an operation.
+fn recorded() -> Targets {
+    Targets::new()
+        .with_target("gradwire", LevelFilter::INFO)
+        .with_target("gradwire_daemon", LevelFilter::DEBUG)
+}
+
+/// From now on, passes the events of this process on: their level, 0 for an error, and their text.
+/// Only the first call has an effect, after [`init_logging`].
+pub fn record_events(record: impl Fn(u8, &str) + Send + Sync + 'static) {
+    let _ = RECORDER.set(Box::new(record));
+}
+
+/// Passes events on to the recorder.
+struct Recording;
+
+impl<S: Subscriber> Layer<S> for Recording {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let Some(record) = RECORDER.get() else { return };
+        let mut text = EventText::default();
+        event.record(&mut text);
+        let level = match *event.metadata().level() {
+            Level::ERROR => 0,
+            Level::WARN => 1,
+            Level::INFO => 2,
+            _ => 3,
+        };
+        record(level, &format!("{}{}", text.message, text.fields));
+    }
+}
+
+/// An event as text: its message, then its fields.
+#[derive(Default)]
+struct EventText {
+    message: String,
+    fields: String,
+}
+
+impl Visit for EventText {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        // Writing to a string can't fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}
+
 /// Sends this process's logs to standard error. A second call is an error.
 pub fn init_logging(config: &LogConfig) -> Result<(), TelemetryError> {
-    let registry = tracing_subscriber::registry().with(filter(&config.filter)?);
-    let lines = fmt::layer().with_writer(stderr);
+    let registry = tracing_subscriber::registry().with(Recording.with_filter(recorded()));
+    let (lines, filter) = (fmt::layer().with_writer(stderr), filter(&config.filter)?);
     let done = if config.json {
-        registry.with(lines.json().flatten_event(true)).try_init()
+        registry.with(lines.json().flatten_event(true).with_filter(filter)).try_init()
     } else {
-        registry.with(lines.with_ansi(stderr().is_terminal())).try_init()
+        let lines = lines.with_ansi(stderr().is_terminal());
+        registry.with(lines.with_filter(filter)).try_init()
     };
     done.map_err(|_| TelemetryError::AlreadyLogging)
 }

@@ -5,6 +5,7 @@
 //! - [`names`]: numbers for the names of tensors
 //! - [`tracer`]: the rings of a process, and whether anything is recorded at all
 //! - [`time`]: the clock that all processes of a machine share
+//! - [`flight`]: the last operations of a node's ranks, and the last events of its daemon
 //!
 //! While tracing is off, a recording thread reads one flag. While it is on, the thread writes to
 //! memory and never waits: the oldest records are overwritten, and the reader counts its losses
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod event;
+pub mod flight;
 pub mod names;
 pub mod ring;
 pub mod time;

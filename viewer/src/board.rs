@@ -98,7 +98,7 @@ impl Board {
         match &*answer {
             Some((made, explained)) if made.elapsed() < FRESH_RANKS => Some(explained.clone()),
             _ => {
-                let explained = Arc::new(self.inspection.explain(false).await?);
+                let explained = Arc::new(self.inspection.explain(false, false).await?);
                 *answer = Some((Instant::now(), explained.clone()));
                 Some(explained)
             }

@@ -10,6 +10,7 @@
 //! - [`over_time`]: the last minutes of a job for charts; pure
 //! - [`rank`]: what one rank does now; pure
 //! - [`trace`]: joins the events of all nodes, and writes a file for Perfetto; pure
+//! - [`flight`]: what the flight recordings of a job say; pure
 //! - [`spans`]: sends steps as spans to a collector
 //! - [`access`]: access control; pure
 //! - [`board`]: the JSON of the newest snapshot, made once for all viewers
@@ -21,6 +22,7 @@
 pub mod access;
 #[cfg(feature = "serve")]
 pub mod board;
+pub mod flight;
 pub mod json;
 #[cfg(feature = "serve")]
 pub mod over_time;

@@ -160,6 +160,7 @@ mod error;
 mod exchange;
 // For the simulation of elastic jobs.
 mod finite;
+mod flight;
 #[doc(hidden)]
 pub mod formation;
 mod futures;

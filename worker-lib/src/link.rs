@@ -51,6 +51,8 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) compression: Compression,
     pub(crate) coordinator: std::net::SocketAddr,
+    /// Where the daemon's flight recording is saved if it vanishes; empty: nowhere.
+    pub(crate) recorder: String,
 }
 
 impl World {
@@ -94,6 +96,7 @@ impl World {
                 .collect(),
             compression,
             coordinator,
+            recorder: wire.recorder,
         })
     }
 
@@ -116,6 +119,7 @@ impl World {
             nodes: self.nodes.iter().map(node).collect(),
             compression: self.compression.to_wire(),
             coordinator: self.coordinator.to_string(),
+            recorder: self.recorder.clone(),
         }
     }
 
@@ -336,6 +340,7 @@ mod tests {
             epoch: 1,
             compression: 0,
             coordinator: "127.0.0.1:29400".into(),
+            recorder: "/somewhere".into(),
             nodes: vec![
                 pb::Node { host: "a".into(), first_rank: 0, slots: 2, ..Default::default() },
                 pb::Node { host: "b".into(), first_rank: 2, slots: 2, ..Default::default() },

@@ -36,6 +36,7 @@ use crate::{
     call_site::{CallSite, Learned},
     elastic::Change,
     error::{GradwireError, Result},
+    flight::DaemonRecording,
     inspection::Inspection,
     link,
     memory::{Keep, Output},
@@ -106,6 +107,8 @@ pub(crate) struct Shared {
     pub(crate) tasks: Mutex<HashMap<Key, &'static str>>,
     /// The threads that are in a wait without a limit.
     pub(crate) waiters: Waiters,
+    /// The flight recording of the daemon, if this process is to save it.
+    pub(crate) recording: Option<DaemonRecording>,
     /// Records what this rank receives, if that is wanted.
     pub(crate) recorder: OnceLock<Recorder>,
 }
@@ -159,6 +162,7 @@ impl Shared {
             change: Mutex::new(None),
             tasks: Mutex::default(),
             waiters: Waiters::default(),
+            recording: None,
             recorder: OnceLock::new(),
         }
     }

@@ -20,6 +20,7 @@ use gradwire_shm::control::WorkerControl;
 
 use crate::{
     error::{GradwireError, Result},
+    flight::DaemonRecording,
     launch::Launch,
     link::{self, Greeted, World},
     shared::Shared,
@@ -112,7 +113,11 @@ fn attach_to(
     Ok(attached.map(|(stream, world, doorbell)| {
         let spin = worker.spin_on(world.local_size);
         let is_elastic = launch.place.worker().is_some();
-        let shared = Shared::new(control, stream, doorbell, spin, counts.clone(), is_elastic);
+        // An agent saves it itself.
+        let folder = if launch.stderr.is_empty() { world.recorder.as_str() } else { "" };
+        let recording = DaemonRecording::open(&stream, folder);
+        let mut shared = Shared::new(control, stream, doorbell, spin, counts.clone(), is_elastic);
+        shared.recording = recording;
         (Arc::new(shared), world)
     }))
 }

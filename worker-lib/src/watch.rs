@@ -20,6 +20,7 @@ use gradwire_shm::{arena::Arena, handover::HandoverError};
 use crate::{
     elastic::Change,
     error::GradwireError,
+    flight::DaemonRecording,
     link::{self, LinkError},
     results,
     shared::{Shared, Unwatched},
@@ -128,7 +129,11 @@ fn watch(shared: &Arc<Shared>, request: &mpsc::Sender<(Request, pb::Allocate)>) 
                     ));
                 }
             },
-            Err(error) => break lost(&error),
+            Err(error) => {
+                shared.finish(lost(&error));
+                // After the program knows: the disk may be slow.
+                return shared.recording.iter().for_each(DaemonRecording::save);
+            }
         }
     };
     shared.finish(end);

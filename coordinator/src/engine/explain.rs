@@ -54,6 +54,10 @@ impl Engine {
                 move |rank: &pb::RankState| pb::RankState { host: host.clone(), ..rank.clone() };
             Some(ranks.take(member.node.slots as usize).map(named))
         });
+        let saved = answers.iter().filter_map(|(node, answer)| {
+            let host = members.get(*node)?.node.host.clone();
+            Some(pb::Saved { host, ..answer.saved.clone()? })
+        });
         let silent = members.iter().filter(|(node, member)| {
             !member.is_server() && !member.has_left() && !answers.contains_key(node)
         });
@@ -68,6 +72,7 @@ impl Engine {
             first_ranks: members.iter().map(|(_, member)| member.node.first_rank.0).collect(),
             silent_hosts: silent.map(|(_, member)| member.node.host.clone()).collect(),
             text: String::new(),
+            saved: saved.collect(),
         }
     }
 

@@ -412,7 +412,7 @@ impl Session<'_> {
                 }
             }
             Some(coordinator_message::Message::Explain(asked)) => {
-                explain::answer(&dispatcher.node, asked.number);
+                explain::answer(&dispatcher.node, asked);
             }
             Some(coordinator_message::Message::Stalled(stalled)) => {
                 explain::pass_on(&dispatcher.node, &stalled);

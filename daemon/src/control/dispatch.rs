@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     mesh::Mesh,
     node::{Node, Running},
-    trace,
+    recording, trace,
 };
 use crate::{
     data::{
@@ -120,6 +120,7 @@ impl Dispatcher {
         );
         let hosts = world.nodes.iter().map(|node| node.host.as_str());
         let traffic = hosts.enumerate().map(|(at, host)| PeerTraffic::new(at, host)).collect();
+        recording::formed(node, &world);
         let running = Running { world, queue, operations, lanes, mesh, paths, traffic };
         let _ = node.running.set(running);
         Ok(())
@@ -141,6 +142,7 @@ impl Dispatcher {
         match instruction {
             Instruction::CreateSet { set, members, tensor } => {
                 let ranks = members.ranks.iter().map(|rank| u64::from(rank.0)).collect();
+                recording::add_set(&self.node, set.0, &members);
                 let made = queue.create_set(set, members);
                 metrics::process_sets(queue.process_sets());
                 let done = self.done(queue, &tensor, Collective::AddProcessSet, ranks, set);

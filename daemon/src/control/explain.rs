@@ -11,7 +11,10 @@ use std::{
 use gradwire_proto::{Rank, pb};
 use prost::Message as _;
 
-use super::node::Node;
+use super::{
+    node::Node,
+    recording::{self, Saving},
+};
 use crate::{
     model::{job::Outgoing, milliseconds},
     workers::{
@@ -29,14 +32,14 @@ const SAMPLE: Duration = Duration::from_millis(250);
 const MAX_BYTES: usize = 1 << 20;
 
 /// Answers the coordinator's question.
-pub(crate) fn answer(node: &Arc<Node>, number: u64) {
+pub(crate) fn answer(node: &Arc<Node>, asked: pb::Explain) {
     if !node.observations.occupy() {
         // The coordinator asks again once its question is closed.
         return;
     }
     let there = node.clone();
     let run = move || {
-        let explained = explain(&there, number);
+        let explained = explain(&there, asked);
         there.observations.vacate();
         there.job.send(Outgoing::Explained(Box::new(explained)));
     };
@@ -67,8 +70,9 @@ struct Observed {
     before: Option<Used>,
 }
 
-fn explain(node: &Node, number: u64) -> pb::Explained {
+fn explain(node: &Node, pb::Explain { number, save }: pb::Explain) -> pb::Explained {
     let began = Instant::now();
+    let saving = if save { Some(recording::save(node)) } else { None };
     let observations = &node.observations;
     observations.begin(number);
     let mut asked = Vec::new();
@@ -84,7 +88,8 @@ fn explain(node: &Node, number: u64) -> pb::Explained {
             if let Seen::Attached(worker) = &seen
                 && can_answer(worker)
             {
-                let explain = pb::daemon_message::Message::Explain(pb::Explain { number });
+                let explain =
+                    pb::daemon_message::Message::Explain(pb::Explain { number, save: false });
                 // If the message can't be sent, others notice that.
                 if worker.outbox.send(explain).is_ok() {
                     asked.push(local_rank);
@@ -101,11 +106,22 @@ fn explain(node: &Node, number: u64) -> pb::Explained {
         number,
         ranks: states.collect(),
         partly: node.queue().map(|queue| queue.partly(now)).unwrap_or_default(),
+        saved: saving.map(saved),
     };
     if explained.encoded_len() > MAX_BYTES {
         explained.ranks.iter_mut().for_each(|rank| rank.threads.truncate(1));
     }
     explained
+}
+
+/// The result of saving the recording, as far as it is known by now.
+fn saved(saving: Option<Saving>) -> pb::Saved {
+    let unset = || Err("recorder.directory is not set".to_owned());
+    let (path, error) = match saving.map_or_else(unset, Saving::look) {
+        Ok(path) => (path.display().to_string(), String::new()),
+        Err(error) => (String::new(), error),
+    };
+    pb::Saved { host: String::new(), path, error }
 }
 
 /// Whether a rank can answer at all: a stopped process does not.
@@ -132,7 +148,7 @@ fn state(observed: &Observed, threads: Option<Threads>, now: Instant) -> pb::Ran
     }
     match &observed.seen {
         Seen::Attached(worker) => {
-            (state.recent, state.submitted) = worker.recent.look(now);
+            (state.recent, state.submitted) = worker.recorded.look();
             if let Some((what, time)) = worker.pause.look(now) {
                 (state.paused, state.paused_ms) = (what, milliseconds(time));
             }

@@ -14,7 +14,7 @@ use gradwire_proto::{
     beat::{BEAT_BYTES, BEATS_PER_INTERVAL, Beat, Limits, Side, Silence, Suspension},
 };
 
-use super::{liveness::Liveness, node::Node, report::Reporter};
+use super::{liveness::Liveness, node::Node, recording, report::Reporter};
 use crate::model::{
     job::{JobIdentity, Outgoing},
     world::World,
@@ -58,6 +58,7 @@ fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
         if now >= next {
             let report = reporter.next(&there, now).map(Box::new);
             there.job.send(Outgoing::Heartbeat(report));
+            recording::clock(&there);
             next = Instant::now() + world.heartbeat_interval;
         }
         if suspension.check(Instant::now(), world.heartbeat_timeout).is_some() {

@@ -1,5 +1,5 @@
 //! Executes the decisions of the coordinator: the stream to it, and all that depends on the stream.
-//! Runs on the control thread, except `heartbeat`, `report`, `explain` and `trace`.
+//! Runs on the control thread, except `heartbeat`, `report`, `explain`, `recording` and `trace`.
 //!
 //! - `liveness`: when the coordinator last sent a message, and the offset of its clock
 //! - `dial`: connects to the coordinator
@@ -13,6 +13,7 @@
 //! - `report`: reports on this node for viewers of the job
 //! - `stuck`: finds out that no rank of this node can go on
 //! - `explain`: what the ranks of this node do, for explanations of waits
+//! - `recording`: the flight recording of this node
 //! - `trace` and `sending`: this node's part of a trace
 //! - `heartbeat`: heartbeats to and from the coordinator
 //! - `dispatch`: executes the orders of the coordinator
@@ -29,6 +30,7 @@ pub(crate) mod liveness;
 mod mesh;
 pub(crate) mod node;
 mod notices;
+pub(crate) mod recording;
 pub(crate) mod registry;
 mod report;
 mod sending;

@@ -12,9 +12,9 @@ use std::{
 
 use gradwire_coordinator::SessionAcceptor;
 use gradwire_proto::{Failure, FailureKind, NodeId, Rank, Sequence, TensorName, pb};
-use gradwire_shm::control::Completion;
+use gradwire_shm::{control::Completion, flight::FlightMemory};
 use gradwire_telemetry::Collect;
-use gradwire_trace::{Event, Kind, Recorder, Tracer, Track, time};
+use gradwire_trace::{Event, Kind, Recorder, Tracer, Track, flight::Flight, time};
 use parking_lot::Mutex;
 use tokio::{sync::mpsc::UnboundedSender, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -80,6 +80,8 @@ pub(crate) struct Node {
     pub(crate) tracer: Arc<Tracer>,
     /// The recorder for all threads except lanes.
     pub(crate) recorder: Recorder,
+    /// The last operations of the ranks and the last events, also while the job is not traced.
+    pub(crate) recording: Arc<FlightMemory>,
     pub(crate) sending: Arc<Sending>,
     pub(crate) observations: Observations,
     pub(crate) liveness: Arc<Liveness>,
@@ -98,6 +100,7 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new(
         config: DaemonConfig,
+        recording: Arc<FlightMemory>,
         job: Job,
         resubmit: UnboundedSender<Resubmitted>,
         acceptor: Option<SessionAcceptor>,
@@ -113,6 +116,7 @@ impl Node {
             wanted: Mutex::default(),
             recorder: tracer.recorder(Track::Control),
             tracer,
+            recording,
             sending: Arc::default(),
             observations: Observations::default(),
             liveness: Arc::new(Liveness::new()),
@@ -122,6 +126,11 @@ impl Node {
             acceptor,
             coordinator_ended: CancellationToken::new(),
         })
+    }
+
+    /// The flight recording of this node.
+    pub(crate) fn flight(&self) -> Flight<'_> {
+        self.recording.flight()
     }
 
     /// Runs a task on the current runtime. A panic in it ends the job.
@@ -396,6 +405,23 @@ impl Collect for Node {
 
 /// A weak reference, because the node stops the lanes and they must not keep it alive.
 impl LaneEvents for Weak<Node> {
+    fn ordered(&self, piece: &Piece) {
+        let Some(node) = self.upgrade() else { return };
+        let (flight, at_ns) = (node.flight(), node.tracer.ns(piece.ordered));
+        let sequence = (piece.sequence != AT_ONCE).then_some(piece.sequence.0);
+        for local in piece.tensors.iter().flat_map(|(tensor, _)| tensor.locals()) {
+            flight.ordered(local.local_rank, local.ticket, at_ns, sequence);
+        }
+    }
+
+    fn begun(&self, piece: &Piece) {
+        let Some(node) = self.upgrade() else { return };
+        let (flight, at_ns) = (node.flight(), time::now_ns());
+        for local in piece.tensors.iter().flat_map(|(tensor, _)| tensor.locals()) {
+            flight.begun(local.local_rank, local.ticket, at_ns);
+        }
+    }
+
     fn finished(&self, piece: &Piece, complete: Option<Instant>) {
         let Some(node) = self.upgrade() else { return };
         let Some(running) = node.running.get() else { return };

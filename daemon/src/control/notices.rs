@@ -39,6 +39,7 @@ impl Node {
         match notice {
             Notice::Started { rank, pid } => self.process_ends.started(rank, pid),
             Notice::Ended { rank, end } => {
+                tracing::debug!(process = %rank, "the process of a rank {end}");
                 self.process_ends.runs_no_more(rank);
                 self.ended(rank, end);
             }
@@ -46,6 +47,7 @@ impl Node {
             // They still need this daemon, and how they end from now on is not a failure.
             Notice::Ending { why } => self.process_ends.stop(why, false),
             Notice::DaemonEnded { node, why } => {
+                tracing::debug!(node, why, "the daemon of a node has ended");
                 if node == 0 {
                     self.coordinator_ended.cancel();
                 }

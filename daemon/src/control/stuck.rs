@@ -59,7 +59,7 @@ fn stuck(node: &Node, worker: &Worker) -> Option<pb::StuckRank> {
         name: key.name.to_string(),
         call: call.to_string(),
         in_flight,
-        site: if site.is_empty() { worker.recent.site(ticket) } else { site }.to_string(),
+        site: if site.is_empty() { worker.recorded.site(ticket) } else { site }.to_string(),
     })
 }
 

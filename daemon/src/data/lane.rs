@@ -248,6 +248,11 @@ impl Runner {
                 }
             }
         }
+        for running in self.pieces.values_mut().filter(|_| moved) {
+            if running.begins() {
+                self.events.begun(&running.piece);
+            }
+        }
         moved |= self.finish_complete();
         Ok(moved)
     }
@@ -257,6 +262,7 @@ impl Runner {
         self.ordered.start(sequence);
         self.meter.starts(sequence, piece.ordered);
         if piece.nodes.len() <= 1 {
+            self.events.begun(&piece);
             let store = self.store(&piece);
             let (read, written) = piece.touched();
             let LaneConfig { pool, chunk, .. } = &self.config;

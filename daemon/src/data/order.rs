@@ -14,6 +14,10 @@ use crate::transport::{frame::Totals, paths::Paths, window::Window};
 
 /// The reports of a lane to the rest of the daemon.
 pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
+    /// The order for the piece has arrived.
+    fn ordered(&self, piece: &Piece);
+    /// The first byte of the piece is about to move, or has moved on this node.
+    fn begun(&self, piece: &Piece);
     /// The piece has been published on this node. `complete` is when its result was complete;
     /// `None` if it was published as it was computed.
     fn finished(&self, piece: &Piece, complete: Option<Instant>);

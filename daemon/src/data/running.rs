@@ -61,6 +61,9 @@ pub(crate) struct Running {
     pub(crate) piece: Piece,
     pub(crate) progress: Progress,
     pub(crate) last_progress: Instant,
+    /// Whether data has moved, and whether that was reported.
+    has_begun: bool,
+    is_reported: bool,
     staging: Staging,
     /// Whether each step sends inputs directly, without a copy in the buffer. Only for steps that
     /// are the only user of these values: so all nodes get the same bytes, even if a rank changes
@@ -80,7 +83,8 @@ impl Running {
                 progress.advance(&piece.plan, reduction, 0..planned.bytes);
             }
         }
-        Self { piece, progress, last_progress: Instant::now(), staging, sends_input }
+        let (last_progress, has_begun, is_reported) = (Instant::now(), false, false);
+        Self { piece, progress, last_progress, has_begun, is_reported, staging, sends_input }
     }
 
     pub(crate) fn into_parts(self) -> (Piece, Vec<u8>) {
@@ -95,6 +99,12 @@ impl Running {
     /// Data has moved, even if only a part of a chunk, so the piece is not late.
     pub(crate) fn mark_progress(&mut self, now: Instant) {
         self.last_progress = now;
+        self.has_begun = true;
+    }
+
+    /// Whether the first byte has moved since the last call. True once.
+    pub(crate) fn begins(&mut self) -> bool {
+        self.has_begun && !std::mem::replace(&mut self.is_reported, self.has_begun)
     }
 
     /// The size of its buffer, in bytes.

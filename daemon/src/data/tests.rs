@@ -63,6 +63,8 @@ enum Event {
 struct Events(Sender<Event>);
 
 impl LaneEvents for Events {
+    fn ordered(&self, _: &Piece) {}
+    fn begun(&self, _: &Piece) {}
     fn finished(&self, _: &Piece, _: Option<Instant>) {
         let _ = self.0.send(Event::Finished);
     }

@@ -10,7 +10,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    net::{Shutdown, SocketAddr},
+    net::Shutdown,
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
@@ -45,6 +45,7 @@ use super::{
     submit,
 };
 use crate::{
+    config::DaemonConfig,
     control::node::Node,
     metrics::{self, Rejection},
     model::{job::Phase, memory::WorkerMemory, world::World},
@@ -54,7 +55,7 @@ use crate::{
         outbox::Outbox,
         pause::Pause,
         process_state::descends_from,
-        recent::Recent,
+        recorded::Recorded,
         slots::{ClaimError, Slot},
         worker::{Worker, brief, send},
     },
@@ -290,7 +291,7 @@ impl Session {
             memory: WorkerMemory::default(),
             completions,
             activity: RankActivity::new(rank, activity),
-            recent: Recent::default(),
+            recorded: Recorded::begin(self.node.recording.clone(), local_rank, pid),
             sites: CallSites::default(),
             pause: Pause::default(),
             trace,
@@ -299,9 +300,8 @@ impl Session {
         // WAIT: a worker notices the daemon's silence from the first heartbeat on. So the first one
         // is sent before the worker is attached.
         heartbeats.beat();
-        let reply = pb::DaemonMessage {
-            message: Some(attached(&world, local_rank, self.node.config.coordinator)),
-        };
+        let reply =
+            pb::DaemonMessage { message: Some(attached(&world, local_rank, &self.node.config)) };
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
         self.stream.set_read_timeout(None)?;
         self.node.workers.set(local_rank, Slot::Attached(worker.clone()));
@@ -419,6 +419,7 @@ impl Session {
                 let _ = io::copy(&mut &self.stream, &mut io::sink());
             }
         }
+        worker.recorded.gone();
         self.node.workers.set(worker.local_rank, Slot::Left);
         self.node.count_workers();
     }
@@ -451,7 +452,7 @@ impl Session {
 }
 
 /// The message that tells a worker the world and its position in it.
-fn attached(world: &World, local_rank: u32, coordinator: SocketAddr) -> Reply {
+fn attached(world: &World, local_rank: u32, config: &DaemonConfig) -> Reply {
     let me = world.me();
     let has_it = |n: &&crate::model::world::NodeInfo| n.slots > local_rank;
     let before = &world.nodes[..world.node.0 as usize];
@@ -464,7 +465,12 @@ fn attached(world: &World, local_rank: u32, coordinator: SocketAddr) -> Reply {
         cross_size: world.nodes.iter().filter(has_it).count() as u32,
         epoch: world.epoch.0,
         compression: world.compression.to_wire(),
-        coordinator: coordinator.to_string(),
+        coordinator: config.coordinator.to_string(),
+        recorder: config
+            .recorder_directory
+            .as_ref()
+            .map(|folder| folder.display().to_string())
+            .unwrap_or_default(),
         nodes: world
             .nodes
             .iter()

@@ -43,7 +43,7 @@ pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Resu
     let set = ProcessSetId(submission.process_set);
     let (ticket, name) = (submission.ticket, submission.name.clone());
     let site = worker.sites.text(&submission.site);
-    worker.recent.submitted(ticket, name.clone(), submission.request.collective, site.clone());
+    worker.recorded.submitted(&submission, &site);
     if node.recorder.is_on() {
         let event = Event::new(Kind::Read, time::now_ns(), ticket);
         let name = node.tracer.names().number(name.as_str());
@@ -77,6 +77,7 @@ fn answer(node: &Node, worker: &Worker, ticket: u64, name: &TensorName, submitte
     match submitted {
         Submitted::Waits => {}
         Submitted::Announce(announced) => {
+            note_announced(node, &announced.key);
             if let (true, Some(latest)) = (node.recorder.is_on(), &announced.latest) {
                 let (end_ns, waited_ns) = (time::now_ns(), nanoseconds(latest.waited));
                 let event = Event::new(Kind::Gather, end_ns.saturating_sub(waited_ns), 0);
@@ -93,6 +94,15 @@ fn answer(node: &Node, worker: &Worker, ticket: u64, name: &TensorName, submitte
             let invalid = Invalid { what: refusal.to_string(), hint: refusal.hint() };
             fail(node, worker, ticket, name.as_str(), invalid);
         }
+    }
+}
+
+/// Records that all local ranks have submitted a tensor.
+fn note_announced(node: &Node, key: &TensorKey) {
+    let Some(tensor) = node.queue().and_then(|queue| queue.announced(key)) else { return };
+    let (flight, at_ns) = (node.flight(), node.tracer.ns(tensor.announced));
+    for local in tensor.locals() {
+        flight.announced(local.local_rank, local.ticket, at_ns);
     }
 }
 
@@ -118,6 +128,7 @@ fn join(
     let answer = Ticket { local_rank: worker.local_rank, ticket: *ticket };
     match queue.join(ProcessSetId(*process_set), answer, request.clone(), *priority) {
         Ok(announced) => {
+            announced.iter().for_each(|announced| note_announced(node, &announced.key));
             node.job.send(Outgoing::Joined(announced));
             Ok(Submitted::Waits)
         }

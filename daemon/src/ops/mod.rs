@@ -51,7 +51,7 @@ pub(crate) struct OperationManager {
     builder: Builder,
     lanes: Arc<[Lane]>,
     connector: Arc<dyn Connector>,
-    /// Receives the pieces that are done without a lane.
+    /// Hears of orders, and of the pieces that are done without a lane.
     events: Arc<dyn LaneEvents>,
     pub(crate) pending: PendingAllocations,
     recorder: Recorder,
@@ -82,10 +82,12 @@ impl OperationManager {
     pub(crate) fn start(&self, operation: Operation) -> Result<Vec<AllocationRequest>, Failure> {
         let sequence = operation.sequence;
         let (piece, wanted) = self.builder.build(operation)?;
+        self.events.ordered(&piece);
         self.record(&piece);
         let is_quick = piece.nodes.len() <= 1 && piece.bytes <= QUICK_BYTES;
         if is_quick && wanted.is_empty() && piece.is_allocated() {
             let began = Instant::now();
+            self.events.begun(&piece);
             piece.run_alone(0..piece.end(), Store::Cached);
             if self.recorder.is_on() {
                 let (now, sequence) = (Instant::now(), piece.sequence.0);

@@ -52,6 +52,8 @@ enum Event {
 struct Events(Sender<Event>);
 
 impl LaneEvents for Events {
+    fn ordered(&self, _: &Piece) {}
+    fn begun(&self, _: &Piece) {}
     fn finished(&self, piece: &Piece, _: Option<Instant>) {
         let last = piece.tensors.iter().filter(|(tensor, elements)| tensor.published(*elements));
         let _ = self.0.send(Event::Finished(last.map(|(tensor, _)| tensor.key.clone()).collect()));

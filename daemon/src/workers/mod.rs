@@ -1,7 +1,7 @@
 //! The attached training processes of this node, and the messages to them.
 //!
 //! - `outbox`: messages to a worker over its socket
-//! - `recent`: the last operations of a rank
+//! - `recorded`: what is recorded of the operations of a rank
 //! - `pause`: what its program does instead of steps
 //! - `call_sites`: the lines of the program that it submits operations from
 //! - `observations`: what the workers say about their threads
@@ -18,7 +18,7 @@ pub(crate) mod outbox;
 pub(crate) mod pause;
 pub(crate) mod process_ends;
 pub(crate) mod process_state;
-pub(crate) mod recent;
+pub(crate) mod recorded;
 pub(crate) mod slots;
 pub(crate) mod start;
 pub(crate) mod worker;

@@ -8,6 +8,7 @@ use gradwire_shm::{
     control::{Completion, CompletionWriter, RankTrace, RingError},
     handover,
 };
+use gradwire_trace::flight::Outcome;
 use prost::Message;
 use rustix::process::Signal;
 
@@ -17,7 +18,7 @@ use super::{
     outbox::{Outbox, OutboxError},
     pause::Pause,
     process_state::has_program,
-    recent::Recent,
+    recorded::Recorded,
 };
 use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 
@@ -30,7 +31,7 @@ pub(crate) struct Worker {
     pub(crate) memory: WorkerMemory,
     pub(crate) completions: CompletionWriter,
     pub(crate) activity: RankActivity,
-    pub(crate) recent: Recent,
+    pub(crate) recorded: Recorded,
     pub(crate) sites: CallSites,
     pub(crate) pause: Pause,
     pub(crate) trace: RankTrace,
@@ -67,7 +68,7 @@ impl Worker {
     /// # Errors
     /// A text, if the worker has damaged the ring or does not read its messages.
     pub(crate) fn complete(&self, completion: Completion) -> Result<(), String> {
-        self.recent.ended(completion.ticket, pb::Outcome::Done);
+        self.recorded.ended(&[completion.ticket], Outcome::Done);
         match self.completions.push(completion) {
             Err(RingError::CompletionsFull) => {
                 let Completion { ticket, aux } = completion;
@@ -84,10 +85,8 @@ impl Worker {
     /// # Errors
     /// If the message can't reach the worker (TELL): then the caller must end the job.
     pub(crate) fn fail(&self, tickets: Vec<u64>, failure: &Failure) -> Result<(), OutboxError> {
-        for ticket in &tickets {
-            self.recent.ended(*ticket, pb::Outcome::Failed);
-            self.completions.answered();
-        }
+        self.recorded.ended(&tickets, Outcome::Failed);
+        tickets.iter().for_each(|_| self.completions.answered());
         let failed = pb::TensorFailed { tickets, failure: Some(brief(failure.clone()).into()) };
         self.outbox.send(pb::daemon_message::Message::TensorFailed(failed))
     }

@@ -183,6 +183,7 @@ mod tests {
             environment: [("PATH".to_owned(), "/bin:/usr/bin".to_owned())].into(),
             program: program.into(),
             gradwired: gradwired.to_owned(),
+            recorder: String::new(),
         }
     }
 

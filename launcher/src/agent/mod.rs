@@ -7,6 +7,7 @@
 //! - [`output`], [`split`]: the output of processes becomes lines
 //! - [`exec`]: the last step before a program runs
 //! - [`host`]: does this host have what the job needs
+//! - [`recording`]: saves the flight recording of a daemon that was killed
 //! - [`memory`]: victims of the out-of-memory killer
 //! - [`signals`]: signals for the ranks
 
@@ -14,6 +15,7 @@ pub mod exec;
 pub mod host;
 pub mod memory;
 pub mod output;
+pub mod recording;
 pub mod signals;
 pub mod split;
 
@@ -42,7 +44,9 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
-use self::{host::Checked, memory::Victims, output::Output, signals::Suspended};
+use self::{
+    host::Checked, memory::Victims, output::Output, recording::Recording, signals::Suspended,
+};
 use crate::{
     error::{limits_hint, print_line},
     messages::Reader,
@@ -85,6 +89,7 @@ struct Agent {
     /// Notices for the daemon.
     daemon: Option<mpsc::Sender<Notice>>,
     victims: Arc<Victims>,
+    recording: Recording,
 }
 
 /// Why an agent ends everything.
@@ -116,6 +121,7 @@ where
             let (reports, alive) = (reports.clone(), BTreeMap::new());
             let (suspended, stopped, daemon) = Default::default();
             let victims = Arc::new(Victims::new());
+            let recording = Recording::new(&begin.recorder);
             let agent = Agent {
                 begin,
                 programs,
@@ -127,6 +133,7 @@ where
                 suspended,
                 daemon,
                 victims,
+                recording,
             };
             agent.serve(orders, ends).await
         }
@@ -278,6 +285,7 @@ impl Agent {
                     processes::reap_orphans(&self.alive.values().copied().collect());
                     self.end_stopped();
                     self.victims.look();
+                    self.look_at_daemon();
                 }
             }
         };
@@ -288,8 +296,9 @@ impl Agent {
 
     fn ended(&mut self, role: Role, end: ProcessEnd) {
         self.alive.remove(&role);
-        if let Role::Rank(rank) = role {
-            self.notify_daemon(Notice::Ended { rank: Rank(rank), end });
+        match role {
+            Role::Rank(rank) => self.notify_daemon(Notice::Ended { rank: Rank(rank), end }),
+            Role::Daemon => self.recording.daemon_ended(end),
         }
     }
 
@@ -302,6 +311,8 @@ impl Agent {
             }
             Order::Start(start) => {
                 let role = start.role;
+                // Its daemon serves by now.
+                self.look_at_daemon();
                 match self.start(start) {
                     Ok(pid) => {
                         if let Role::Rank(rank) = role {
@@ -328,6 +339,12 @@ impl Agent {
         // wait.
         let reports = self.reports.clone();
         tokio::spawn(async move { reports.send(report).await });
+    }
+
+    fn look_at_daemon(&mut self) {
+        if let Some(pid) = self.alive.get(&Role::Daemon) {
+            self.recording.look(*pid);
+        }
     }
 
     fn signal(&self, role: Role, signal: Signal) {
@@ -450,9 +467,10 @@ impl Agent {
             print_line(format_args!("gradwire agent: processes on {host} can't be killed"));
         }
         while !self.alive.is_empty() {
-            let Ok(Some((role, _))) = timeout(REAPED, ends.recv()).await else { break };
-            self.alive.remove(&role);
+            let Ok(Some((role, end))) = timeout(REAPED, ends.recv()).await else { break };
+            self.ended(role, end);
         }
+        self.recording.finish().await;
         // It comes after the remaining output, which the launcher may take long to read.
         let reports = self.reports.clone();
         tokio::spawn(async move { reports.send(Report::Stopped).await });

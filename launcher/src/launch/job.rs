@@ -311,6 +311,10 @@ impl Job {
                 }
                 return;
             }
+            Ok(ServiceReport::Warned { what }) => {
+                self.say(what);
+                return;
+            }
             Err(_) => {
                 self.note(format!("{role} on host {}: {line}", self.host(node)));
                 return;

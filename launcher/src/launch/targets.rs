@@ -50,6 +50,7 @@ impl Targets {
             environment: Variables::new(),
             program: plan.program.clone(),
             gradwired: launch.gradwired.clone(),
+            recorder: settings.recorder.directory.clone(),
         };
         Self {
             settings: settings.clone(),

@@ -295,6 +295,8 @@ pub struct Begin {
     pub program: Text,
     /// The daemon's program; empty: next to the agent's, else in PATH.
     pub gradwired: String,
+    /// Where the agent saves the flight recording of a daemon that was killed; empty: nowhere.
+    pub recorder: String,
 }
 
 /// A process to start.
@@ -411,6 +413,11 @@ pub enum ServiceReport {
         /// The cause.
         failure: Failure,
     },
+    /// Something else that the user should know.
+    Warned {
+        /// In one line.
+        what: String,
+    },
 }
 
 /// A line is not a message.
@@ -483,6 +490,7 @@ mod tests {
         survives(&Report::Leaving { rank: Rank(7) });
         let failure = Failure::new(gradwire_proto::FailureKind::WorkerLost, "a\n  b").rank(Rank(1));
         survives(&ServiceReport::Failed { failure: failure.host("n").tensor("t").hint("h") });
+        survives(&ServiceReport::Warned { what: "a".to_owned() });
         let at: SocketAddr = "127.0.0.1:3".parse().unwrap();
         let serving = ServiceReport::Serving { metrics: at, data: None, grpc: Some(at) };
         let line = survives(&serving);

@@ -40,6 +40,7 @@ mod probe;
 mod process_sets;
 mod quantized;
 mod random_collectives;
+mod recorder;
 mod replays;
 mod resources;
 mod run_files;

@@ -331,6 +331,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
         epoch: world.epoch.max(1),
         compression: 0,
         coordinator: "127.0.0.1:1".into(),
+        recorder: String::new(),
         nodes: vec![pb::Node {
             host: "fake".into(),
             first_rank: 0,
