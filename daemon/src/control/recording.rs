@@ -12,7 +12,7 @@ use std::{
 
 use gradwire_proto::{Ending, Failure};
 use gradwire_shm::flight::FlightMemory;
-use gradwire_trace::time;
+use gradwire_trace::{flight::MAX_FAILURE, time};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::node::Node;
@@ -20,9 +20,6 @@ use crate::model::{members::Members, world::World};
 
 /// How long the end of a daemon is delayed until its recording is saved (WAIT).
 const SAVING: Duration = Duration::from_secs(5);
-
-/// The most bytes of the texts of a failure that are recorded (BOUND).
-const MAX_TEXT: usize = 1024;
 
 /// The path of the file, or why it can't be written.
 pub(crate) type Saved = Result<PathBuf, String>;
@@ -79,14 +76,19 @@ pub(crate) fn ended(node: &Node, ending: &Ending) -> Option<Saving> {
     save(node)
 }
 
-/// A failure with texts of limited lengths.
+/// A failure with texts that are short enough to be recorded (BOUND).
 fn as_json(failure: &Failure) -> String {
     let mut failure = failure.clone();
-    for text in [&mut failure.what, &mut failure.hint, &mut failure.tensor] {
-        text.truncate(text.floor_char_boundary(MAX_TEXT));
+    let mut most = MAX_FAILURE;
+    loop {
+        failure.limit(most);
+        // Can't fail: it is plain data.
+        let json = serde_json::to_string(&failure).unwrap_or_default();
+        most /= 2;
+        if json.len() <= MAX_FAILURE || most == 0 {
+            return json;
+        }
     }
-    // Can't fail: it is plain data.
-    serde_json::to_string(&failure).unwrap_or_default()
 }
 
 /// Saves the recording, if there is a folder for it.
@@ -123,10 +125,11 @@ mod tests {
 
     #[test]
     fn a_long_failure_fits_into_the_recording() {
-        let long = "é\"\n".repeat(2000);
+        let long = "é\"".repeat(2000);
         let failure = Failure::new(FailureKind::Internal, long.clone()).hint(long.clone());
         let json = as_json(&failure.tensor(long));
+        assert!(json.len() <= MAX_FAILURE, "{}", json.len());
         let read: Failure = serde_json::from_str(&json).unwrap();
-        assert!(read.what.len() <= MAX_TEXT && read.what.starts_with("é\"\n"));
+        assert!(read.what.starts_with("é\"") && read.hint.ends_with('…'));
     }
 }

@@ -156,6 +156,9 @@ pub const fn words(ranks: usize) -> usize {
     RANKS + ranks * RANK_WORDS
 }
 
+/// The most bytes of a failure as JSON.
+pub const MAX_FAILURE: usize = room(header::FAILURE.end - header::FAILURE.start);
+
 /// The bytes of a text that `words` words can hold, besides its length.
 const fn room(words: usize) -> usize {
     (words - 1) * 8

@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    EVENTS, KEPT, MAGIC, MAX_DIMS, Outcome, RANK_WORDS, RANKS, SLOT, event, fitting, header,
-    operation, rank, read::Operation, room, words,
+    EVENTS, KEPT, MAGIC, MAX_DIMS, MAX_FAILURE, Outcome, RANK_WORDS, RANKS, SLOT, event, fitting,
+    header, operation, rank, read::Operation, room, words,
 };
 
 /// Numbers that are not known yet.
@@ -94,10 +94,11 @@ impl<'a> Flight<'a> {
         self.set(header::SAVED, at_ns);
     }
 
-    /// The job has ended with this failure, as JSON. If it is too long, nothing is recorded.
+    /// The job has ended with this failure, as JSON. If it is longer than
+    /// [`MAX_FAILURE`](super::MAX_FAILURE), nothing is recorded.
     pub fn failed(&self, at_ns: u64, failure: &str) {
         self.set(header::FAILED, at_ns);
-        if failure.len() <= room(header::FAILURE.len()) {
+        if failure.len() <= MAX_FAILURE {
             self.text(header::FAILURE, failure);
         }
     }

@@ -104,9 +104,7 @@ pub fn story(job: &Job) -> Story {
 fn end(job: &Job) -> String {
     let id = &job.job;
     if let Some((failure, at_ns)) = &job.failure {
-        let what = failure.what.lines().next().unwrap_or_default();
-        let mut first = failure.clone();
-        (first.what, first.hint) = (what.to_owned(), String::new());
+        let first = failure.clone().hint("").headline();
         return format!("Job {id} failed at {}: {first}.", time(*at_ns));
     }
     let killed: Vec<_> = job.hosts.values().filter(|host| host.saved_ns.is_none()).collect();
