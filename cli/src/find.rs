@@ -60,7 +60,8 @@ pub fn coordinator(named: Option<&str>) -> Result<String, CommandError> {
     }
 }
 
-/// A job that this user has started on this host: by its id, or the only one.
+/// A job that this user has started on this host: by its id, by the address of its coordinator, or
+/// the only one.
 ///
 /// # Errors
 /// [`CommandError`] if no job matches, or several do.
@@ -81,7 +82,11 @@ fn running() -> Result<Vec<RunningJob>, CommandError> {
 
 fn choose<'a>(named: Option<&str>, jobs: &'a [RunningJob]) -> Result<&'a RunningJob, CommandError> {
     match (named, jobs) {
-        (Some(id), jobs) => jobs.iter().find(|job| job.job == id).ok_or_else(|| unknown(id, jobs)),
+        (Some(named), jobs) => {
+            let is_it =
+                |job: &&RunningJob| job.job == named || job.coordinator.to_string() == named;
+            jobs.iter().find(is_it).ok_or_else(|| unknown(named, jobs))
+        }
         (None, []) => Err(CommandError::failed("you have no job on this host")),
         (None, [job]) => Ok(job),
         (None, jobs) => {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::{ProcessSetId, Rank, Request, pb};
+use gradwire_proto::{EPOCH_MEETING, ProcessSetId, Rank, Request, pb};
 
 use crate::model::text;
 
@@ -381,7 +381,15 @@ fn places(explanation: &pb::Explanation, ranks: &[u32]) -> String {
 fn state(explanation: &pb::Explanation, rank: &pb::RankState) -> String {
     let pid = if rank.pid > 0 { format!(" (pid {})", rank.pid) } else { String::new() };
     let host = host(explanation, rank.rank);
-    format!("rank {} on host {host}{pid} {}", rank.rank, does(rank))
+    let meets = |wait: &pb::Wait| wait.name == EPOCH_MEETING && wait.missing.contains(&rank.rank);
+    let does = match rank.doing() {
+        pb::Doing::Absent if explanation.waits.iter().any(meets) => {
+            "has not come to this epoch: it has made no call since the loss or change before it"
+                .to_owned()
+        }
+        _ => does(rank),
+    };
+    format!("rank {} on host {host}{pid} {does}", rank.rank)
 }
 
 /// What a process does, as a predicate.
@@ -524,6 +532,15 @@ mod tests {
         );
         let report = text(&explained, Detail::Report);
         assert!(!report.contains("3 ranks in"), "{report}");
+    }
+
+    #[test]
+    fn a_survivor_that_has_not_come_has_joined() {
+        let of =
+            |name| job(vec![wait(name, &[0], &[1])], vec![rank(1, pb::Doing::Absent, "", &[])]);
+        let late = text(&of(EPOCH_MEETING), Detail::Report);
+        assert!(late.contains("rank 1 on host b (pid 101) has not come to this epoch"), "{late}");
+        assert!(text(&of("x"), Detail::Report).contains("has not called init()"));
     }
 
     #[test]

@@ -52,6 +52,9 @@ pub const PROTOCOL: u32 = 14;
 /// can tell nodes from viewers without reading any further.
 pub const NODE_PREFACE: &[u8; 14] = b"NODE gradwire\n";
 
+/// The name of the first operation of an epoch, in which its ranks meet.
+pub const EPOCH_MEETING: &str = "gradwire.epoch";
+
 /// The release of Gradwire.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::{Failure, ProcessSetId, pb::worker_message::Message};
+use gradwire_proto::{EPOCH_MEETING, Failure, ProcessSetId, pb::worker_message::Message};
 
 use crate::{
     elastic::{Change, Elastic, Rejoined, Turn},
@@ -37,9 +37,6 @@ use crate::{
 
 /// How often a wait looks whether it must end.
 const SLICE: Duration = Duration::from_millis(50);
-
-/// The name of the first operation of an epoch.
-const NAME: &str = "gradwire.epoch";
 
 /// What a process waits for.
 pub(crate) fn awaited(worker: u32) -> String {
@@ -274,7 +271,7 @@ impl Session {
         let own =
             postcard::to_allocvec(&(hello, port)).map_err(|error| broken(error.to_string()))?;
         let own = self.tensor(&own, &[own.len()])?;
-        let common = Common { name: Some(NAME.to_owned()), ..Common::default() };
+        let common = Common { name: Some(EPOCH_MEETING.to_owned()), ..Common::default() };
         let handle = self.allgather_async(own, AllgatherOptions { common })?;
         let (_, all) = wait_for(handle, limit)?;
         let mut rest = all.tensor.as_slice();

@@ -65,9 +65,10 @@ impl Elastic {
         let (min, max) = (options.min_np.unwrap_or(np), options.max_np.unwrap_or(np));
         let contradiction = |what: String| Err(CommandError::usage(what));
         if min > max {
-            return contradiction(match options.max_np {
-                Some(_) => format!("--min-np {min} is more than --max-np {max}"),
-                None => format!("--min-np {min} is more than the {np} ranks of the job"),
+            return contradiction(match (options.min_np, options.max_np) {
+                (None, _) => format!("-np {np} is more than --max-np {max}"),
+                (_, Some(_)) => format!("--min-np {min} is more than --max-np {max}"),
+                (_, None) => format!("--min-np {min} is more than the {np} ranks of the job"),
             });
         }
         if np < min {

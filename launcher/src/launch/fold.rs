@@ -243,7 +243,7 @@ mod tests {
         for rank in [0, 1] {
             fold.begin(rank, now);
         }
-        let mut write = |fold: &mut Fold, numbers: std::ops::Range<usize>| {
+        let write = |fold: &mut Fold, numbers: std::ops::Range<usize>| {
             for number in numbers {
                 for rank in [0, 1] {
                     assert!(fold.take(line(rank, &format!("line {number}"))).is_none());

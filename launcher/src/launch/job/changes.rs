@@ -101,7 +101,7 @@ impl Job {
         let is_news = epochs.members.has(worker);
         let again = epochs.members.ended(worker, !end.is_well() || !is_member, now);
         if !is_member {
-            if !leaves && !is_over {
+            if is_news && !leaves && !is_over {
                 self.say(format!(
                     "rank {worker} on host {host} {end} before it joined the job{}",
                     later("its slot", again)
@@ -160,7 +160,17 @@ impl Job {
     pub(super) fn listed(&mut self, list: Result<Vec<hosts::Host>, String>) {
         let Some(epochs) = &mut self.epochs else { return };
         match list {
-            Ok(hosts) => epochs.members.list(&hosts),
+            Ok(hosts) => {
+                let before = epochs.members.survivors();
+                epochs.members.list(&hosts);
+                if before > 0 && epochs.members.survivors() == 0 {
+                    self.say(
+                        "the list of hosts has none of the hosts whose ranks have the state of \
+                         the job: they leave at their next commit, and the job ends"
+                            .to_owned(),
+                    );
+                }
+            }
             Err(what) => self.say(format!("{what}; the last good list of hosts stays")),
         }
     }

@@ -109,7 +109,8 @@ impl Job {
                 if end.is_well() {
                     self.daemon_left(now);
                 }
-                true
+                // No further epoch forms, so its daemons were killed.
+                self.phase != Phase::Finishing
             }
         };
         // A service may end once all ranks have left, even before they end. While the job starts,

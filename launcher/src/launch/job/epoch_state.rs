@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use gradwire_proto::Failure;
+
 use crate::launch::{
     elastic::Elastic,
     membership::{Change, Membership},
@@ -34,6 +36,8 @@ pub(super) struct Epochs {
     pub(super) announced: Change,
     /// The first rank that has ended without an error. No further epoch forms.
     pub(super) finished: Option<u32>,
+    /// The failure of the epoch before, and the agent whose daemon has reported it.
+    pub(super) failure: Option<(usize, Failure)>,
     /// How many ranks were lost.
     pub(super) lost: u32,
     /// The members that have left the running epoch, and wait for the next one, since when.
@@ -79,6 +83,7 @@ impl Epochs {
             has_told: false,
             announced: Change::default(),
             finished: None,
+            failure: None,
             lost: 0,
             waiting: BTreeMap::new(),
             restarts: 0,

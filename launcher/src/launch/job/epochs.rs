@@ -406,7 +406,10 @@ impl Job {
         self.plan.nodes = nodes;
         self.processes.retain(|_, process: &mut Process| process.ended.is_none());
         self.causes.clear();
-        (self.failure, self.patient, self.awaited, self.coordinator) = Default::default();
+        if let Some(epochs) = &mut self.epochs {
+            epochs.failure = self.failure.take();
+        }
+        (self.patient, self.awaited, self.coordinator) = Default::default();
         (self.notified, self.reporting) = Default::default();
         self.hosts.iter_mut().for_each(|host| host.metrics = None);
         self.deadline = Some(now + self.limits.start);
@@ -467,6 +470,18 @@ impl Job {
 
     /// Waits for the ends of the other ranks, as one has ended without an error.
     pub(super) fn finish(&mut self, now: Duration) {
+        let Some(epochs) = &mut self.epochs else { return };
+        // The others wait for a rank that has ended. The failure says for which call, also if the
+        // next epoch began to form before that end was known.
+        let failure = self.failure.clone().or(epochs.failure.take());
+        let ended = epochs.finished.map(Rank);
+        let is_left = |(_, failure): &(usize, Failure)| {
+            failure.kind == FailureKind::RankLeft && failure.rank == ended
+        };
+        if failure.as_ref().is_some_and(is_left) {
+            self.failure = failure;
+            return self.stop(self.limits.grace, now);
+        }
         let Some(epochs) = &self.epochs else { return };
         self.phase = Phase::Finishing;
         // After a change, all leave in their own time, unless one of them waits for more.

@@ -525,7 +525,7 @@ fn a_host_that_shuts_down_leaves_an_elastic_job() {
     let mut job = running(|_| {});
     let asked = Event::Asked { node: 1, what: "its agent received SIGTERM".into(), at: ms(1500) };
     step(&mut job, asked, 1500);
-    assert!(step(&mut job, Event::Leaving { node: 1, worker: 2 }, 1501).is_empty());
+    step(&mut job, Event::Leaving { node: 1, worker: 2 }, 1501);
     daemon_ends(&mut job, 1, 1, 1510);
     daemon_ends(&mut job, 0, 1, 1520);
     assert_eq!(step(&mut job, Event::Tick, 1800), ["0:start the daemon"]);
@@ -537,4 +537,21 @@ fn a_host_that_shuts_down_leaves_an_elastic_job() {
     assert!(step(&mut job, Event::Tick, 2400).is_empty(), "the host is in quarantine");
     let again = step(&mut job, Event::Tick, 2600);
     assert_eq!(again, ["2:reach b"]);
+}
+
+/// TELL: the others wait for it in vain, and the failure says in which call.
+#[test]
+fn a_rank_that_ends_too_early_is_named() {
+    let mut job = running(|_| {});
+    let left = Failure::left(Rank(2)).host("b").tensor("loss");
+    let failed = to_line(&ServiceReport::Failed { failure: left });
+    step(&mut job, said(0, Role::Daemon, failed.trim()), 1500);
+    daemon_ends(&mut job, 1, 1, 1510);
+    daemon_ends(&mut job, 0, 1, 1520);
+    step(&mut job, Event::Tick, 1800);
+    let orders = rank_ends(&mut job, 1, 2, ProcessEnd::Code(0), 1801);
+    assert!(orders.contains(&"0:stop 3000".to_owned()), "{orders:?}");
+    let report = stop_all(&mut job, 1900);
+    let first = "gradwire: the job failed: rank 2 on host b, tensor 'loss': it has left the job";
+    assert!(report.lines[0].starts_with(first) && report.code == 1, "{report:?}");
 }
