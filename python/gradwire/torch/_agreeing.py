@@ -24,6 +24,7 @@ from gradwire.torch._gradient_state import Content
 from gradwire.torch._options import Options
 from gradwire.torch._resumable import Waits
 from gradwire.torch._slots import Slot
+from gradwire.torch._spans import Span, overlapping
 from gradwire.torch._words import word_in_flight, word_of
 
 
@@ -155,20 +156,18 @@ class Agreeing(Flights):
         if not rest:
             return
         flying = [slot for slot in self.submitted if slot.seen is not None]
-        found: dict[int, Slot] = {}
-        for slot in (*flying, *rest):
-            gradient = slot.parameter.grad
-            if gradient is None or gradient.layout != torch.strided or gradient.numel() == 0:
+        spans = [span for span in map(Span.of, (*flying, *rest)) if span is not None]
+        for first, slot in overlapping(spans):
+            if slot.in_flight:
                 continue
-            other = found.setdefault(gradient.data_ptr(), slot)
-            if other is slot or slot.in_flight:
-                continue
-            if other.in_flight and other.in_place(other.parameter.grad):
+            if first.in_flight and first.in_place(first.parameter.grad):
                 raise AssertionError(
-                    f"the gradient of {slot.name} was set to that of {other.name}, which is being "
-                    "exchanged: set it to a copy, or before the backward pass"
+                    f"the gradient of {slot.name} was set to that of {first.name} or to a part of "
+                    "it, which is being exchanged: set it to a copy, or before the backward pass"
                 )
-            slot.parameter.grad = gradient.clone()
+            gradient = slot.parameter.grad
+            if gradient is not None:
+                slot.parameter.grad = gradient.clone()
 
     def _steps_since(self, joins: int) -> int | None:
         """Returns the number of steps since the last agreement, if all ranks took part in it.

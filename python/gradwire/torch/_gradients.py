@@ -210,7 +210,7 @@ class Exchange(Agreeing):
     def compare(self) -> None:
         """With ``checks.gradients=always``, raises if a step's gradients differ between ranks.
 
-        That sees what one rank alone has changed after ``synchronize``.
+        That sees what one rank alone has changed after ``synchronize``, or in a hook of the step.
         """
         if (
             not self.exchanged

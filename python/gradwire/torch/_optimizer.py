@@ -183,8 +183,11 @@ def DistributedOptimizer(
     """
     if not is_initialized():
         session()  # raises an error that says what to do
-    if not hasattr(optimizer, "param_groups"):
-        raise ValueError(f"optimizer={optimizer!r}: it must be a PyTorch optimizer")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"optimizer={optimizer!r}: it must be a torch.optim.Optimizer; if it is made around "
+            "one, make that one distributed"
+        )
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise ValueError(f"compression={compression!r}: it must be one of hvd.Compression")
     if not isinstance(process_set, ProcessSet):

@@ -207,7 +207,6 @@ class Distributed(Wrapped):
                 return exchange.loss(loss)
         else:
             self._finish_for_step()
-            exchange.compare()
         return self._step_with_results(closure, *args, **kwargs)
 
     def _step_with_results(
@@ -226,15 +225,28 @@ class Distributed(Wrapped):
         note_step()
         return result
 
+    def _compare(self) -> None:
+        """Compares between the ranks what they make the step with, if that is wanted."""
+        self._exchange.compare()
+
     @contextmanager
     def _last_hook(self, closure: Callable[[], Any] | None) -> Iterator[None]:
-        """Returns a context in which a step's last hook notes which gradients it sees."""
-        # A closure computes the gradients only after the hooks. Optimizers of one's own may lack
-        # PyTorch's hooks.
-        if callable(closure) or not hasattr(self, "_optimizer_step_pre_hooks"):
+        """Returns a context in which a step's last hook compares and notes what the step sees."""
+        # A closure computes the gradients only after the hooks.
+        if callable(closure):
             yield
             return
-        hook = self.register_step_pre_hook(self._exchange.look)
+        # Optimizers of one's own may lack PyTorch's hooks.
+        if not hasattr(self, "_optimizer_step_pre_hooks"):
+            self._compare()
+            yield
+            return
+
+        def look(*_: Any) -> None:
+            self._compare()
+            self._exchange.look()
+
+        hook = self.register_step_pre_hook(look)
         try:
             yield
         finally:

@@ -321,3 +321,60 @@ def test_a_gradient_in_flight_of_two_parameters(sent: str) -> None:
             optimizer.step()
         equal_everywhere(first, second)
     assert first.tolist() == [-3 * mean()] * 3 and second.tolist() == [0.0] * 3
+
+
+@needs_two
+def test_a_hook_of_one_rank_is_seen(monkeypatch: pytest.MonkeyPatch, sent: str) -> None:
+    monkeypatch.setattr(_checks, "compares", lambda _: True)
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+
+    def double(*_: Any) -> None:
+        parameter.grad.mul_(2.0)
+
+    if hvd.rank() == 1:
+        optimizer.register_step_pre_hook(double)
+    backward(parameter)
+    with pytest.raises(AssertionError, match=r"make a step with different gradients of a"):
+        optimizer.step()
+    equal_everywhere(parameter)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_a_part_of_another_gradient_is_copied(op: Any, sent: str) -> None:
+    whole, part, columns = zeros(4), zeros(3), zeros(2)
+    optimizer = wrapped(whole, part, columns, op=op)
+    total = mean() * (hvd.size() if op == hvd.Sum else 1)
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        gradient = torch.full((4,), hvd.rank() + 1.0)
+        whole.grad, part.grad, columns.grad = gradient, gradient[1:], gradient[::2]
+        optimizer.step()
+    for parameter in (whole, part):
+        assert parameter.unique().tolist() == [-3 * total], parameter
+
+
+@needs_two
+def test_a_part_of_a_sent_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_checks, "is_due", lambda *_: False)
+    whole, part = zeros(4), zeros(3)
+    optimizer = wrapped(whole, part)
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=True)
+        backward(whole)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    backward(whole)
+    part.grad = whole.grad[1:]
+    with pytest.raises(AssertionError, match=r"b was set to that of a or to a part of it"):
+        optimizer.step()
+    equal_everywhere(whole, part)
+
+
+def test_only_optimizers_of_pytorch_are_taken() -> None:
+    class Around:
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner, self.param_groups = inner, inner.param_groups
+
+    with pytest.raises(ValueError, match=r"must be a torch.optim.Optimizer; .* make that one"):
+        hvd.DistributedOptimizer(Around(torch.optim.SGD([zeros()], lr=1.0)))

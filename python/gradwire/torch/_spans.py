@@ -1,0 +1,50 @@
+"""Gradients that lie in the memory of others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from gradwire.torch._slots import Slot
+
+
+class Span(NamedTuple):
+    """The memory of a gradient, as addresses of bytes."""
+
+    start: int
+    end: int
+    # Whether an element lies on every address.
+    dense: bool
+    slot: Slot
+
+    @classmethod
+    def of(cls, slot: Slot) -> Span | None:
+        """Returns the memory of a slot's gradient; None if it has none of its own."""
+        gradient = slot.parameter.grad
+        if gradient is None or gradient.layout != torch.strided or gradient.numel() == 0:
+            return None
+        reach = sum((size - 1) * step for size, step in zip(gradient.shape, gradient.stride()))
+        start, bytes_each = gradient.data_ptr(), gradient.element_size()
+        end = start + (reach + 1) * bytes_each
+        return cls(start, end, end - start == gradient.numel() * bytes_each, slot)
+
+
+def overlapping(spans: list[Span]) -> Iterator[tuple[Slot, Slot]]:
+    """Returns pairs of slots with gradients in the same memory, the earlier one in the list first.
+
+    Strided parts of one tensor, such as its columns, may lie between each other. They only count if
+    they begin with the same element.
+    """
+    order = {id(span.slot): number for number, span in enumerate(spans)}
+    last: Span | None = None
+    for span in sorted(spans, key=lambda each: (each.start, order[id(each.slot)])):
+        if last is None or span.start >= last.end:
+            last = span
+            continue
+        if span.start == last.start or (span.dense and last.dense):
+            one, other = sorted((last, span), key=lambda each: order[id(each.slot)])
+            yield one.slot, other.slot
+        if span.end > last.end:
+            last = span
