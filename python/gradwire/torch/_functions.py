@@ -6,19 +6,22 @@ ranks would wait for it, so all ranks first tell each other (TELL).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import pickle
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
-from gradwire._objects import allgather_object, broadcast_object
+from gradwire._objects import allgather_object, broadcast_object, dumps
 from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire._world import rank
-from gradwire.torch._adapter import check_no_overlap, dense_strides, describe
+from gradwire.torch._adapter import check_no_overlap, describe
 from gradwire.torch._handles import wait_for_all
 from gradwire.torch._move_ops import broadcast_async_
+from gradwire.torch._packing import pack, unpack
+from gradwire.torch._pairing import Layout, in_order_of, layout_of, paired
 from gradwire.torch._parameters import without_waiting
 
 _copies = 0
@@ -52,7 +55,7 @@ def broadcast_parameters(
     try:
         tensors = _named(params)
         root_rank = whole_number("root_rank", root_rank)
-        problem = _problem(tensors, into=True)
+        problem = _problem(tensors)
     except (TypeError, ValueError) as error:
         problem = str(error)
     _tell(problem, "broadcast_parameters", process_set)
@@ -99,49 +102,29 @@ def _broadcast(
     )
 
 
-def _problem(tensors: Iterable[tuple[str, torch.Tensor]], into: bool) -> str | None:
-    """Returns why one of the tensors can't be exchanged; None if all of them can."""
+def _problem(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    """Returns why one of the tensors can't be received; None if all of them can."""
     for name, tensor in tensors:
         try:
             describe(tensor)
-            if into:
-                check_no_overlap(tensor)
+            check_no_overlap(tensor)
         except InvalidRequest as error:
             return f"{name}: {error}"
     return None
 
 
-def _tell(problem: str | None, call: str, process_set: ProcessSet) -> None:
-    """Raises InvalidRequest on every rank if one of them has a problem."""
-    problems = allgather_object((rank(), problem), call, process_set)
-    for who, what in problems:
+def _tell(
+    problem: str | None, call: str, process_set: ProcessSet, word: Any = None
+) -> dict[int, Any]:
+    """Raises InvalidRequest on every rank if one of them has a problem; returns all words."""
+    told = allgather_object((rank(), problem, word), call, process_set)
+    for who, what, _ in told:
         if what is not None:
             raise InvalidRequest(
                 f"{call}: nothing was sent, because rank {who} can't take part: {what}",
                 kind="invalid",
             )
-
-
-class _Tensor:
-    """A placeholder for a tensor in a state that is sent as an object."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype, self.strides = (
-            tuple(tensor.shape),
-            tensor.dtype,
-            dense_strides(tensor),
-        )
-
-
-def _map(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
-    """Returns a copy of a nested value in which the objects of a kind are converted."""
-    if isinstance(value, kind):
-        return convert(value)
-    if isinstance(value, dict):
-        return {key: _map(inner, kind, convert) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_map(inner, kind, convert) for inner in value)
-    return value
+    return {who: word for who, _, word in told}
 
 
 def broadcast_optimizer_state(
@@ -152,17 +135,21 @@ def broadcast_optimizer_state(
 ) -> None:
     """Copies the root's optimizer state to every rank: learning rates, moments, step counts.
 
-    It works with any PyTorch optimizer. It makes no step to create a state.
+    It works with any PyTorch optimizer. It makes no step to create a state. State, options and
+    groups are paired by the names of the parameters: those given to ``DistributedOptimizer``, or
+    those that the optimizer was made with. The order may then differ between ranks. Parameters
+    without names are paired by their position.
 
     Args:
-        optimizer: The optimizer, with the same parameters on all ranks.
-        root_rank: The global rank whose state all ranks receive.
+        optimizer: The optimizer, with the same parameters in the same groups on all ranks.
+        root_rank: The global rank whose state all ranks receive. It may have sparse COO tensors.
         model: Ignored; exists for Horovod scripts.
         process_set: The participating ranks. The default is all ranks.
 
     Raises:
-        InvalidRequest: An argument is invalid, or a rank has a tensor that can't be exchanged.
-            Nothing was sent.
+        InvalidRequest: An argument is invalid, the root has a tensor that can't be exchanged, or
+            the ranks' optimizers have parameters with different names, dtypes or shapes, or
+            different groups. All ranks raise it. No state was sent, and nothing has changed.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
@@ -171,37 +158,51 @@ def broadcast_optimizer_state(
         ```
     """
     del model
+    problem, layout, packed = None, None, b""
     tensors: list[torch.Tensor] = []
-    if isinstance(optimizer, torch.optim.Optimizer):
-        on_meta = [each for each in _parameters(optimizer) if each.is_meta]
-        problem = _problem([("a parameter", each) for each in on_meta], False)
-    else:
-        problem = f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer"
     try:
         root_rank = whole_number("root_rank", root_rank)
+        layout = layout_of(optimizer)
+        if rank() == root_rank:
+            plan, tensors = pack(optimizer.state_dict())
+            packed = dumps(plan)
     except InvalidRequest as error:
         problem = str(error)
-    at_root = problem is None and rank() == root_rank
-
-    def replace(tensor: torch.Tensor) -> _Tensor:
-        tensors.append(tensor)
-        return _Tensor(tensor)
-
-    def allocate(like: _Tensor) -> torch.Tensor:
-        tensors.append(
-            torch.empty_strided(like.shape, like.strides, dtype=like.dtype, device="cpu")
-        )
-        return tensors[-1]
-
-    plan = _map(optimizer.state_dict(), torch.Tensor, replace) if at_root else None
-    problem = problem or _problem([("its state", each) for each in tensors], False)
-    _tell(problem, "broadcast_optimizer_state", process_set)
-    plan = broadcast_object(plan, root_rank, "optimizer_state", process_set)
-    given = None if at_root else _map(plan, _Tensor, allocate)
+    except Exception as error:  # hooks of the optimizer may raise anything
+        problem = f"{type(error).__name__}: {error}"
+    call = "broadcast_optimizer_state"
+    words = _tell(problem, call, process_set, (root_rank, layout and layout.digest))
+    layouts: dict[int, Layout] = {}
+    if len({*words.values()}) > 1:
+        told = dict(allgather_object((rank(), layout), f"{call}.layouts", process_set))
+        try:
+            _check_roots({who: root for who, (root, _) in words.items()})
+            layouts = paired(told)
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"{call}: nothing was sent, because {error}", kind="invalid"
+            ) from None
+    packed = broadcast_object(packed, root_rank, "optimizer_state", process_set)
+    at_root = rank() == root_rank
+    if not at_root:
+        tensors, build = unpack(pickle.loads(packed))
     named = [(f"optimizer_state.{at}", tensor) for at, tensor in enumerate(tensors)]
     _broadcast(named, root_rank, process_set)
-    if given is not None:
+    if not at_root:
+        given = build()
+        if layouts:
+            groups = given["param_groups"]
+            given["param_groups"] = in_order_of(layouts[rank()], layouts[root_rank], groups)
         load_optimizer_state(optimizer, given)
+
+
+def _check_roots(roots: Mapping[int, int]) -> None:
+    first, root = next(iter(roots.items()))
+    for who, other in roots.items():
+        if other != root:
+            raise InvalidRequest(
+                f"rank {first} passed root_rank={root}, but rank {who} {other}", kind="invalid"
+            )
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from gradwire.torch import _scaler
 from gradwire.torch._adasum import DistributedAdasum, checked_passes
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._gradients import Exchange
+from gradwire.torch._parameters import names_in
 from gradwire.torch._skipping import PatientExchange, Skipping
 from gradwire.torch._stepping import Distributed
 from gradwire.torch._wrapping import Wrapped, wrap
@@ -47,9 +48,9 @@ def name_parameters(
     """
     own = [parameter for group in param_groups for parameter in group["params"]]
     if named_parameters is None:
-        names = [name for group in param_groups for name in group.get("param_names", ())]
-        if len(names) == len({*names}) == len(own):
-            named_parameters = zip(names, own)
+        made_with = names_in(param_groups)
+        if made_with is not None:
+            named_parameters = zip(made_with, own)
     if named_parameters is None:
         return [(f"noname.{at}", parameter) for at, parameter in enumerate(own)]
     named = list(named_parameters)

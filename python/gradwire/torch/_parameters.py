@@ -9,7 +9,7 @@ dicts.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 
@@ -75,3 +75,14 @@ class Parameters(list[Any]):
 def without_waiting(parameters: Iterable[Any]) -> Iterator[Any]:
     """Iterates over a group's parameters without waiting for their gradients."""
     return list.__iter__(parameters) if isinstance(parameters, list) else iter(parameters)
+
+
+def names_in(groups: Sequence[dict[str, Any]]) -> list[str] | None:
+    """Returns the names that an optimizer was made with, in the order of its parameters.
+
+    Returns:
+        None if it was made without names, or they are not unique.
+    """
+    names = [name for group in groups for name in group.get("param_names", ())]
+    count = sum(1 for group in groups for _ in without_waiting(group["params"]))
+    return names if len(names) == len({*names}) == count else None

@@ -248,7 +248,7 @@ def test_a_failure_waits_for_other_operations() -> None:
         with pytest.raises(gw.Disagreement, match="bad"):
             hvd.broadcast_parameters(parameters, 0)
     else:
-        gw.allgather_object((gw.rank(), None), "broadcast_parameters")  # it has no problem
+        gw.allgather_object((gw.rank(), None, None), "broadcast_parameters")  # it has no problem
         with pytest.raises(gw.Disagreement, match="bad"):
             hvd.broadcast(torch.zeros(5), 0, name="parameter.bad")
         time.sleep(0.3)  # rank 0 has failed by now

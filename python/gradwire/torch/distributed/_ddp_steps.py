@@ -114,6 +114,8 @@ class DdpSteps(Voting):
     """The methods of an optimizer of a DDP model."""
 
     _ddp: Any
+    # The names in the model, by which states are paired.
+    _parameter_names: dict[torch.Tensor, str]
     # Makes DDP's reducer anew, for the ranks of the next epoch.
     _renew: Callable[[], None]
     # The number of ranks that have exchanged this step's gradients.
@@ -122,6 +124,7 @@ class DdpSteps(Voting):
 
     def _begin_ddp(self, ddp: Any, losses: Patience, state: State | None) -> None:
         self._size, self._change = session().size, False
+        self._parameter_names = {each: name for name, each in ddp.module.named_parameters()}
         states = [] if state is None else [state]
         own = OwnState(self, lambda: _tensors_of(ddp.module), states)
         me = weakref.ref(self)
