@@ -56,7 +56,7 @@ pub struct Options {
     pub job: Option<String>,
     /// Also write a trace file for Perfetto or Chrome.
     #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
+    pub perfetto: Option<PathBuf>,
     /// Also write the files of PyTorch's flight recorder to this folder.
     ///
     /// `torchfrtrace DIR` analyses them.
@@ -250,7 +250,7 @@ pub fn show(found: &Found, options: &Options) -> Result<(), CommandError> {
     let text = story::text(&job);
     let lines = text.lines().map(|line| format!("{}\n", printable(line)));
     write(&lines.collect::<String>())?;
-    if let Some(path) = &options.trace {
+    if let Some(path) = &options.perfetto {
         fs::write(path, file::text(&job)).map_err(|error| unwritten(path, &error))?;
     }
     if let Some(folder) = &options.torch {

@@ -144,6 +144,7 @@ fn a_suspended_agent_does_not_blame_the_launcher() {
         "host": "here",
         "grace_ms": 0,
         "silence_ms": 2000,
+        "recorder": "",
         "directory": "",
         "environment": {},
         "program": "true",

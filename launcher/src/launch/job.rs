@@ -448,6 +448,7 @@ impl Job {
                 self.form_if_enough(now);
             }
             Phase::Finishing if self.has_finished() => self.leave(now),
+            Phase::Finishing if self.waits_in_vain() => self.late(now),
             Phase::Leaving if self.processes.values().all(|process| process.ended.is_some()) => {
                 self.stop(self.limits.grace, now);
                 self.advance(now);

@@ -146,6 +146,7 @@ struct Worker {
     slot: usize,
     agent: usize,
     born: Duration,
+    /// It waits for the next epoch.
     ready: bool,
     /// It was asked to leave.
     leaves: bool,
@@ -208,6 +209,14 @@ impl Membership {
     /// Whether a worker runs and its host is in the job.
     pub fn has(&self, worker: u32) -> bool {
         self.workers.contains_key(&worker)
+    }
+
+    /// Whether all workers that were in an epoch and do not leave have said that they wait for the
+    /// next one.
+    pub fn all_wait(&self) -> bool {
+        let mut survivors =
+            self.workers.values().filter(|it| it.rank.is_some() && !self.leaves(it));
+        self.survivors() > 0 && survivors.all(|it| it.ready)
     }
 
     /// Whether a worker that runs is to leave.
@@ -463,7 +472,7 @@ impl Membership {
         for node in nodes {
             for (worker, rank) in node.workers.iter().zip(node.first_rank..) {
                 if let Some(worker) = self.workers.get_mut(worker) {
-                    worker.rank = Some(rank);
+                    (worker.rank, worker.ready) = (Some(rank), false);
                 }
             }
         }

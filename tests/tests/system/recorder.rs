@@ -143,7 +143,7 @@ fn a_job_that_hangs_is_reported_on_demand() {
     assert!(hanging.files().is_empty());
     let trace = hanging.at.path().join("trace.json").display().to_string();
     let torch = hanging.at.path().join("torch");
-    let words = ["--trace", &trace, "--torch", torch.to_str().unwrap()];
+    let words = ["--perfetto", &trace, "--torch", torch.to_str().unwrap()];
     let (code, text) = hanging.report(&words);
     assert_eq!(code, Some(0), "{text}");
     assert_has(&text, &WAITED);

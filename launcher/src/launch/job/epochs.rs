@@ -377,7 +377,7 @@ impl Job {
             return self.finish(now);
         }
         if epochs.members.survivors() == 0 {
-            return self.give_up("all processes that were in the job have ended", now);
+            return self.give_up("all processes that were in the job have ended", "", now);
         }
         let nodes = epochs.members.next(now);
         let (size, rules) = (nodes.iter().map(Node::ranks).sum::<u32>(), epochs.members.rules());
@@ -445,15 +445,15 @@ impl Job {
                     count(rules.min, "rank"),
                     rules.timeout.as_secs_f64()
                 );
-                self.give_up(&what, now);
+                self.give_up(&what, "", now);
             }
             Phase::Finishing => {
                 let first = self.epochs.as_ref().and_then(|epochs| epochs.finished);
                 let who = first.map_or_else(|| "a rank".to_owned(), |rank| format!("rank {rank}"));
-                self.give_up(
-                    &format!("{who} has ended, and other ranks wait for an epoch without it"),
-                    now,
-                );
+                let what = format!("{who} has ended without an error, and the other ranks need it");
+                let hint = "every rank must make the same calls until the end; with uneven data, \
+                            a rank without more calls join()";
+                self.give_up(&what, hint, now);
             }
             _ => {
                 let what =
@@ -498,6 +498,11 @@ impl Job {
         self.ranks_ran && self.epochs.as_ref().is_some_and(|epochs| epochs.finished.is_some())
     }
 
+    /// Whether every rank that still runs waits for an epoch, and none will form.
+    pub(super) fn waits_in_vain(&self) -> bool {
+        self.epochs.as_ref().is_some_and(|epochs| epochs.members.all_wait())
+    }
+
     /// Whether every rank of the job has ended.
     pub(super) fn has_finished(&self) -> bool {
         self.epochs.as_ref().is_some_and(|epochs| epochs.members.survivors() == 0)
@@ -513,10 +518,10 @@ impl Job {
     }
 
     /// Ends the job, because it can't go on after a loss or a change.
-    fn give_up(&mut self, what: &str, now: Duration) {
+    fn give_up(&mut self, what: &str, hint: &str, now: Duration) {
         if self.causes.is_empty() {
-            let hint = String::new();
-            self.causes.push(Cause::NotStarted { what: what.to_owned(), hint });
+            let (what, hint) = (what.to_owned(), hint.to_owned());
+            self.causes.push(Cause::NotStarted { what, hint });
         } else {
             self.say(format!("the job ends: {what}"));
         }

@@ -555,3 +555,20 @@ fn a_rank_that_ends_too_early_is_named() {
     let first = "gradwire: the job failed: rank 2 on host b, tensor 'loss': it has left the job";
     assert!(report.lines[0].starts_with(first) && report.code == 1, "{report:?}");
 }
+
+/// The others have left the epoch because of it, without a failure of the job.
+#[test]
+fn ranks_that_wait_in_vain_end_the_job() {
+    let mut job = running(|_| {});
+    daemon_ends(&mut job, 1, 0, 1500);
+    daemon_ends(&mut job, 0, 0, 1501);
+    for (node, worker) in [(0, 0), (0, 1)] {
+        step(&mut job, Event::Waiting { node, worker }, 1510);
+    }
+    rank_ends(&mut job, 1, 2, ProcessEnd::Code(0), 1520);
+    daemon_ends(&mut job, 0, 9, 1530);
+    let report = stop_all(&mut job, 1600);
+    let first = "error: rank 2 has ended without an error, and the other ranks need it";
+    assert_eq!((report.code, report.lines[0].as_str()), (1, first));
+    assert!(report.lines[1].starts_with("hint: every rank must make the same calls"));
+}
