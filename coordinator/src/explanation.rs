@@ -539,7 +539,7 @@ mod tests {
         let of =
             |name| job(vec![wait(name, &[0], &[1])], vec![rank(1, pb::Doing::Absent, "", &[])]);
         let late = text(&of(EPOCH_MEETING), Detail::Report);
-        assert!(late.contains("rank 1 on host b (pid 101) has not come to this epoch"), "{late}");
+        assert!(late.contains("rank 1 on host a (pid 101) has not come to this epoch"), "{late}");
         assert!(text(&of("x"), Detail::Report).contains("has not called init()"));
     }
 

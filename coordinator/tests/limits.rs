@@ -115,7 +115,7 @@ fn the_number_of_process_sets_is_limited() {
         assert_eq!(execute.sets_created[0].set, ProcessSetId(number));
     }
     let failure = job.refusal("more", with(Collective::AddProcessSet, 0));
-    assert!(failure.what.contains("the job already has 4096 process sets"), "{failure}");
+    assert!(failure.text().contains("the job already has 4096 process sets"), "{failure}");
     let execute = job.submit("gone", with(Collective::RemoveProcessSet, 7));
     assert_eq!(execute.sets_removed[0].set, ProcessSetId(7));
     let execute = job.submit("more", with(Collective::AddProcessSet, 0));
@@ -127,7 +127,7 @@ fn tensors_with_too_many_parts_are_refused() {
     let mut job = Job::new(513, 10);
     let failure = job.refusal("w", alltoall(513));
     let text = "alltoall of 1 tensor between 513 ranks consists of 263169 parts";
-    assert!(failure.what.contains(text), "{failure}");
+    assert!(failure.text().contains(text), "{failure}");
     assert!(failure.hint.contains("smaller process sets"), "{failure}");
 }
 
@@ -162,7 +162,7 @@ fn the_number_of_ranks_is_limited() {
     assert!(matches!(nodes(1)[..], [Command::Welcome { .. }, Command::Welcome { .. }]));
     let [Command::Abort(failure), Command::Finish(_)] = &nodes(2)[..] else { panic!("no abort") };
     let text = "the nodes have 4097 slots in total, but a job has at most 4096 ranks";
-    assert!(failure.what.contains(text), "{failure}");
+    assert!(failure.text().contains(text), "{failure}");
 }
 
 /// Ids cost memory for each flow. All ids together have no more flows than one tensor may have.

@@ -150,6 +150,12 @@ impl Failure {
             .hint("every rank must make the same calls, the same number of times, before it leaves")
     }
 
+    /// What happened, with the table or report about it.
+    pub fn text(&self) -> String {
+        let lines = [&self.what].into_iter().chain(&self.lines);
+        lines.map(String::as_str).collect::<Vec<_>>().join("\n")
+    }
+
     /// The failure in one line: without its other lines and, if there are any, without its hint.
     pub fn headline(&self) -> String {
         let mut first = self.clone();

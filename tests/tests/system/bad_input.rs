@@ -126,7 +126,7 @@ fn disagreements_are_reported_to_all_ranks() {
             goes_on(session);
             // The name can be used again.
             Call::same(name, &all.ranks(), &case.others).run(session, &all, 2).unwrap();
-            reported.what
+            reported.text()
         };
         cases().into_iter().enumerate().map(ask).collect::<Vec<_>>()
     });
@@ -310,14 +310,14 @@ fn unexpected_messages_fail_at_both_ends() {
     run_job(&Plan::nodes(&[2, 1]), |session| match session.rank() {
         0 => {
             let sent = failure(session.send(&zeros(session, &[3]), SendOptions::to_rank(2)));
-            assert!(sent.what.starts_with("the ranks disagree on dtype"), "{sent}");
+            assert!(sent.text().starts_with("the ranks disagree on dtype"), "{sent}");
             // The sender does not have to know the receiver's shape.
             session.send(&zeros(session, &[2, 2]), SendOptions::to_rank(2)).unwrap();
         }
         2 => {
             let options = || ReceiveOptions::from_rank(0);
             let got = failure(session.receive::<Tensor<i32>>(options()));
-            assert!(got.what.contains("*i32") || got.what.contains("*f32"), "{got}");
+            assert!(got.text().contains("*i32") || got.text().contains("*f32"), "{got}");
             let mut given = zeros(session, &[3]);
             let text = session.receive_into(&mut given, options()).unwrap_err().to_string();
             let expected = "rank 0 sent a tensor of shape [2, 2], which does not fit the given one";
@@ -336,10 +336,10 @@ fn wrong_objects_fail_on_every_rank() {
             "the object of rank 1 has 70003 bytes, but its worker.max_object_bytes allows 65536";
         let own = (session.rank() == 1).then_some(&large);
         let reported = failure(session.broadcast_object(own, BroadcastOptions::from_rank(1)));
-        assert!(reported.what.contains(expected), "{reported}");
+        assert!(reported.text().contains(expected), "{reported}");
         let mine = if session.rank() == 1 { large.clone() } else { vec![1] };
         let reported = failure(session.allgather_object(&mine, AllgatherOptions::default()));
-        assert!(reported.what.contains(expected) && reported.rank == Some(Rank(1)), "{reported}");
+        assert!(reported.text().contains(expected) && reported.rank == Some(Rank(1)), "{reported}");
         goes_on(session);
         // Rank 0 sends a number, but the others expect a text.
         let own = (session.rank() == 0).then_some(300u64);
@@ -364,16 +364,16 @@ fn a_wrong_sparse_index_is_reported_to_all() {
         assert_eq!((reported.kind, reported.rank), (FailureKind::Invalid, Some(Rank(2))));
         let expected = "index 10 of a sparse allreduce is out of range: its tensor has 10 rows \
                         (2 such indices)";
-        assert!(reported.what.contains(expected), "{reported}");
+        assert!(reported.text().contains(expected), "{reported}");
         goes_on(session);
         // One rank has a different number of columns.
         let cols = if session.rank() == 1 { 2 } else { 1 };
         let values = vec![1.0f32; cols];
         let rows = SparseRows { rows: 10, cols, indices: vec![3], values };
         let reported = failure(session.sparse_allreduce(&rows, SparseOptions::default()));
-        assert!(reported.what.contains("ranks disagree on a sparse allreduce"), "{reported}");
+        assert!(reported.text().contains("ranks disagree on a sparse allreduce"), "{reported}");
         for line in ["rank 0: average of f32 [10, 1]", "rank 1: average of f32 [10, 2]"] {
-            assert!(reported.what.contains(line), "{reported}");
+            assert!(reported.text().contains(line), "{reported}");
         }
         goes_on(session);
     });
@@ -406,6 +406,6 @@ fn invalid_splits_are_reported_to_all() {
     }
     for (reported, (.., expected)) in honest.join().unwrap()[0].iter().zip(&cases) {
         assert_eq!((reported.kind, reported.rank), (FailureKind::Invalid, Some(Rank(1))));
-        assert!(reported.what.contains(expected), "{reported}");
+        assert!(reported.text().contains(expected), "{reported}");
     }
 }

@@ -79,7 +79,7 @@ fn rows(failure: &Failure) -> Vec<(String, Vec<String>)> {
         let mut cells = line.split("  ").map(str::trim).filter(|c| !c.is_empty()).map(Into::into);
         (cells.next().unwrap_or_default(), cells.collect())
     };
-    failure.what.lines().skip(2).map(split).collect()
+    failure.lines.iter().skip(1).map(|line| split(line)).collect()
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn every_difference_is_reported_to_all_ranks() {
         assert_eq!(failure.kind, FailureKind::Disagreement, "{failure}");
         assert_eq!(failure.tensor, format!("tensor.{odd}.{index}"));
         let begin = format!("the ranks disagree on {head}");
-        assert!(failure.what.starts_with(&begin), "{failure}");
+        assert!(failure.text().starts_with(&begin), "{failure}");
         let (others, theirs) = if *odd == 1 { ("0,2", "1") } else { ("0-1", "2") };
         let rows = rows(failure);
         let row = |ranks: &str| &rows.iter().find(|(r, _)| r == ranks).expect(ranks).1;
@@ -135,7 +135,7 @@ fn roots_that_differ_are_named_for_each_rank() {
         })
         .unwrap();
     for failure in &failures {
-        assert!(failure.what.starts_with("the ranks disagree on root\n"), "{failure}");
+        assert!(failure.text().starts_with("the ranks disagree on root\n"), "{failure}");
         let rows = rows(failure);
         // If all rows are equally frequent, that of the lowest rank counts as the usual one.
         for (rank, root) in [("0", "0"), ("1", "*1"), ("2", "*2")] {
@@ -181,8 +181,8 @@ fn a_name_submitted_twice_fails_for_all() {
     let others = others.join().unwrap();
     for failure in reported.iter().chain(&others) {
         assert_eq!((failure.kind, failure.tensor.as_str()), (FailureKind::Disagreement, "twice"));
-        assert!(failure.what.contains("submitted again by"), "{failure}");
-        assert!(failure.what.contains("rank 1"), "{failure}");
+        assert!(failure.text().contains("submitted again by"), "{failure}");
+        assert!(failure.text().contains("rank 1"), "{failure}");
     }
     let times = rows(&others[0]);
     let has = |ranks: &str, times_of: &str| {
@@ -259,7 +259,7 @@ fn a_root_that_is_not_in_the_job_is_refused() {
         let failure = Failure::from(failed.failure.unwrap());
         assert_eq!((failure.kind, failure.tensor.as_str()), (FailureKind::Invalid, "start"));
         assert!(
-            failure.what.contains("rank 7 of this broadcast is not in process set 0"),
+            failure.text().contains("rank 7 of this broadcast is not in process set 0"),
             "{failure}"
         );
     }
@@ -293,7 +293,7 @@ fn a_departed_rank_is_named_with_waiting_tensors() {
         let failure = failure.as_ref().unwrap();
         assert_eq!((failure.kind, failure.rank), (FailureKind::RankLeft, Some(Rank(1))));
         assert_eq!((failure.host.as_str(), failure.tensor.as_str()), ("node-0", "waiting"));
-        assert!(failure.what.contains("has left the job"), "{failure}");
+        assert!(failure.text().contains("has left the job"), "{failure}");
     }
     finish(cluster);
 }
@@ -358,7 +358,7 @@ fn large_slices_that_differ_fail_on_all_ranks() {
     for (length, ops) in failures.unwrap() {
         assert_eq!((length.kind, length.tensor.as_str()), (FailureKind::Disagreement, "large"));
         // What the program gave, and not the parts of it.
-        assert!(length.what.starts_with("the ranks disagree on shape\n"), "{length}");
+        assert!(length.text().starts_with("the ranks disagree on shape\n"), "{length}");
         let shapes: Vec<_> =
             rows(&length).into_iter().map(|(ranks, cells)| (ranks, cells[0].clone())).collect();
         let expected = [("0-1", format!("[{LARGE}]")), ("2", format!("*[{}]", LARGE + 1))];
@@ -383,9 +383,9 @@ fn slices_of_different_sizes_fail_on_all_ranks() {
     for failure in failures.unwrap() {
         assert_eq!(failure.kind, FailureKind::Disagreement);
         assert_eq!(failure.tensor, "slice");
-        assert!(failure.what.contains("disagree on shape"), "{failure}");
-        assert!(failure.what.contains("[1000]"), "{failure}");
-        assert!(failure.what.contains("[3145728]"), "{failure}");
+        assert!(failure.text().contains("disagree on shape"), "{failure}");
+        assert!(failure.text().contains("[1000]"), "{failure}");
+        assert!(failure.text().contains("[3145728]"), "{failure}");
     }
     finish(cluster);
 }

@@ -70,7 +70,10 @@ fn a_rank_that_dies_before_any_call_is_named() {
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(3))));
     assert_eq!(cause.host, "node-1");
     let pid = format!("pid {}", std::process::id());
-    assert!(cause.what.contains(&pid) && cause.what.contains("without leaving the job"), "{cause}");
+    assert!(
+        cause.text().contains(&pid) && cause.text().contains("without leaving the job"),
+        "{cause}"
+    );
 }
 
 #[test]
@@ -170,7 +173,7 @@ fn a_rank_that_ends_too_early_is_not_waited_for() {
     });
     for failure in others.join().unwrap() {
         assert_eq!(failure.rank, Some(Rank(1)), "{failure}");
-        assert!(failure.what.contains("its process ended with exit code 0 before"), "{failure}");
+        assert!(failure.text().contains("its process ended with exit code 0 before"), "{failure}");
     }
     cluster.finish().unwrap();
 }
@@ -182,7 +185,7 @@ fn a_rank_that_dies_too_early_is_named() {
         let Ending::Failed(failure) = ending else { panic!("{ending:?}") };
         assert_eq!((failure.kind, failure.rank), (FailureKind::WorkerLost, Some(Rank(1))));
         let what = "its process was killed by SIGKILL before it had joined the job";
-        assert!(failure.what.contains(what), "{failure}");
+        assert!(failure.text().contains(what), "{failure}");
     }
 }
 
@@ -194,7 +197,7 @@ fn a_rank_that_shows_no_sign_of_life_is_named() {
     let raw = RawWorker::attach(&cluster, 1).unwrap();
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
-    assert!(cause.what.contains("no heartbeat"), "{cause}");
+    assert!(cause.text().contains("no heartbeat"), "{cause}");
     assert_eq!(raw.aborted().unwrap(), cause);
 }
 
@@ -221,7 +224,7 @@ fn the_reason_of_an_abort_is_reported_to_all() {
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
     assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-0", "mine"));
-    assert!(cause.what.ends_with("gave up: the data set is empty"), "{cause}");
+    assert!(cause.text().ends_with("gave up: the data set is empty"), "{cause}");
 }
 
 #[test]
@@ -232,8 +235,8 @@ fn a_session_dropped_by_a_panic_has_failed() {
     let cause = one_cause(cluster, survivors);
     assert!(own.join().is_err());
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
-    assert!(cause.what.contains("gave up: it panicked at "), "{cause}");
-    assert!(cause.what.contains("on purpose: as an error that leaves main"), "{cause}");
+    assert!(cause.text().contains("gave up: it panicked at "), "{cause}");
+    assert!(cause.text().contains("on purpose: as an error that leaves main"), "{cause}");
 }
 
 /// Ranks that wait in several threads for a tensor that the last rank does not submit. They pass
@@ -275,14 +278,14 @@ fn ended_by(plan: &Plan, end: impl FnOnce(&mut Cluster)) -> Failure {
 fn asking_a_daemon_to_end_ends_the_job() {
     let cause = ended_by(&Plan::nodes(&[2, 1, 1]), |cluster| cluster.daemons[1].stop.cancel());
     assert_eq!((cause.kind, cause.host.as_str()), (FailureKind::Cancelled, "node-1"));
-    assert!(cause.what.contains("gradwired was asked to end"), "{cause}");
+    assert!(cause.text().contains("gradwired was asked to end"), "{cause}");
 }
 
 #[test]
 fn asking_the_coordinator_to_end_ends_the_job() {
     let cause = ended_by(&Plan::nodes(&[2, 1]), |cluster| cluster.stop_coordinator.cancel());
     assert_eq!(cause.kind, FailureKind::Cancelled);
-    assert!(cause.what.contains("the coordinator was asked to end"), "{cause}");
+    assert!(cause.text().contains("the coordinator was asked to end"), "{cause}");
 }
 
 #[test]
@@ -290,8 +293,8 @@ fn the_death_of_the_coordinator_ends_the_job() {
     let plan = Plan::nodes(&[2, 1]).set("recovery.return_timeout_ms=500");
     let cause = ended_by(&plan, Cluster::kill_coordinator);
     assert_eq!(cause.kind, FailureKind::CoordinatorLost);
-    assert!(cause.what.contains("the coordinator at 127.0.0.1:"), "{cause}");
-    assert!(cause.what.contains("was not made again within 500 ms"), "{cause}");
+    assert!(cause.text().contains("the coordinator at 127.0.0.1:"), "{cause}");
+    assert!(cause.text().contains("was not made again within 500 ms"), "{cause}");
 }
 
 /// Its sockets stay open, so only the missing heartbeats show it.
@@ -307,7 +310,7 @@ fn a_frozen_coordinator_ends_the_job() {
     let reported = ranks.join().unwrap();
     for cause in reported {
         assert_eq!(cause.kind, FailureKind::CoordinatorLost);
-        assert!(cause.what.contains("has been silent for"), "{cause}");
+        assert!(cause.text().contains("has been silent for"), "{cause}");
         assert!(cause.hint.contains("it is stopped"), "{cause}");
     }
     cluster.kill_coordinator();
@@ -411,7 +414,7 @@ fn a_rank_that_leaves_while_it_joins_is_named() {
     let cause = one_cause(cluster, survivors);
     assert_eq!((left, cause.rank), (cause.clone(), Some(Rank(1))));
     assert!(
-        cause.what.contains("it was in the join of process set 0: wait for the join first"),
+        cause.text().contains("it was in the join of process set 0: wait for the join first"),
         "{cause}"
     );
 }

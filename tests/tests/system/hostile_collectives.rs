@@ -59,8 +59,8 @@ fn nonsense(expected: &str, evil: impl FnOnce(&RawWorker)) {
         assert_eq!(ending, Ending::Failed(cause.clone()));
     }
     assert_eq!((cause.kind, cause.rank), (FailureKind::Protocol, Some(Rank(1))), "{cause}");
-    assert!(cause.what.contains("sent nonsense to gradwired"), "{cause}");
-    assert!(cause.what.contains(expected), "{expected:?} is not in: {cause}");
+    assert!(cause.text().contains("sent nonsense to gradwired"), "{cause}");
+    assert!(cause.text().contains(expected), "{expected:?} is not in: {cause}");
 }
 
 fn f32s(of: Collective, dims: &[u64]) -> Request {
@@ -257,7 +257,7 @@ fn only_invalid_sets_and_joins_fail() {
             "{reported}"
         );
         assert_eq!(reported.kind, FailureKind::Invalid, "{reported}");
-        assert!(reported.what.contains(expected), "{expected:?} is not in: {reported}");
+        assert!(reported.text().contains(expected), "{expected:?} is not in: {reported}");
     };
     for (submission, expected) in &cases {
         fails(submission, expected);

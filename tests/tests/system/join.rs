@@ -152,7 +152,7 @@ fn calls_that_need_a_joined_rank_fail_on_all() {
             }
         }
         let sent = failure(session.send(&rows(), SendOptions::to_rank(1)));
-        assert!(sent.what.contains("rank 1 has joined"), "{sent}");
+        assert!(sent.text().contains("rank 1 has joined"), "{sent}");
         let gathered = session.allgather(&rows(), AllgatherOptions::default()).unwrap();
         assert_eq!((gathered.rows, gathered.tensor.as_slice().len()), (vec![6, 6], 12));
         let last = session.rank() == 2;

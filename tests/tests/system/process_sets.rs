@@ -194,9 +194,10 @@ fn disagreements_on_a_set_are_reported() {
         let mine: &[u32] = if session.rank() == 2 { &[0, 2] } else { &[0, 1] };
         let failure = failure(session.add_process_set(mine));
         assert_eq!(failure.kind, FailureKind::Disagreement);
-        assert!(failure.what.starts_with("the ranks disagree on list\n"), "{failure}");
+        assert!(failure.text().starts_with("the ranks disagree on list\n"), "{failure}");
         let line = |rank: &str| {
-            let line = failure.what.lines().find(|line| line.trim_start().starts_with(rank));
+            let mut lines = failure.lines.iter();
+            let line = lines.find(|line| line.trim_start().starts_with(rank));
             line.unwrap_or_else(|| panic!("no {rank} in {failure}")).to_owned()
         };
         assert!(line("0-1 ").contains("  0-1 "), "{failure}");
@@ -264,6 +265,6 @@ fn a_set_in_use_is_not_removed() {
     cluster.finish().unwrap();
     for failure in failures {
         assert_eq!(failure.kind, FailureKind::Invalid);
-        assert!(failure.what.contains("process set 1 have submitted 'half'"), "{failure}");
+        assert!(failure.text().contains("process set 1 have submitted 'half'"), "{failure}");
     }
 }

@@ -120,7 +120,7 @@ impl Shared {
     /// As [`Shared::give_up`], because of a failure that this rank has received.
     pub(crate) fn give_up_after(&self, failure: Failure, cause: Option<&Failure>) {
         self.will_end(failure.clone());
-        let _ = self.send(Message::GiveUp(gives_up(failure.what.clone(), cause)), None);
+        let _ = self.send(Message::GiveUp(gives_up(failure.text(), cause)), None);
         // To the daemon the half-closed connection means that this process has ended. It closes its
         // half, and then the watcher ends the session.
         let _ = self.stream.shutdown(Shutdown::Write);

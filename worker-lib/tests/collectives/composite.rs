@@ -249,7 +249,7 @@ fn adasum_of_different_tensors_fails_everywhere() {
             assert_eq!(failure.kind, FailureKind::Disagreement);
             assert_eq!(failure.tensor, name);
             for line in lines {
-                assert!(failure.what.contains(line), "{failure}");
+                assert!(failure.text().contains(line), "{failure}");
             }
         };
         // More or fewer elements, the same number in another shape, and another type.

@@ -161,7 +161,7 @@ fn a_rank_without_memory_for_its_result_gives_up() {
         if session.rank() == 0 {
             assert_eq!(failure.kind, FailureKind::Resource);
             let text = "can't allocate a result of f32 [1048577]";
-            assert!(failure.what.contains(text), "{failure}");
+            assert!(failure.text().contains(text), "{failure}");
         } else {
             // TELL
             assert_eq!(failure.kind, FailureKind::WorkerLost);

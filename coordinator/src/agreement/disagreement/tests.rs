@@ -19,7 +19,7 @@ fn the_minority_is_marked_and_all_are_named() {
         &[answer([3], &[6], 1), answer([0, 1], &[2, 3], 1), answer([2], &[2, 3], 1)],
     );
     assert_eq!(
-        failure.what,
+        failure.text(),
         "the ranks disagree on shape\n  \
            ranks  shape\n  \
            0-2    [2, 3]\n  \
@@ -44,7 +44,7 @@ fn the_lines_of_the_programs_are_shown() {
         ],
     );
     assert_eq!(
-        failure.what,
+        failure.text(),
         "the ranks disagree on shape\n  \
            ranks  shape   called at\n  \
            0-2    [2, 3]  train.py:12 in step and 1 other place\n  \
@@ -56,7 +56,7 @@ fn the_lines_of_the_programs_are_shown() {
 #[test]
 fn ties_are_decided_for_the_lowest_rank() {
     let failure = disagreement("w", &[answer([1], &[6], 1), answer([0], &[9], 1)]);
-    assert!(failure.what.contains("*[6]") && !failure.what.contains("*[9]"), "{failure}");
+    assert!(failure.text().contains("*[6]") && !failure.text().contains("*[9]"), "{failure}");
 }
 
 #[test]
@@ -64,8 +64,8 @@ fn many_different_requests_fit_in_a_message() {
     let answers: Vec<Answer> =
         (0..5000).map(|rank| answer([rank], &[u64::from(rank) + 1], 1)).collect();
     let failure = disagreement("w", &answers);
-    assert!(failure.what.len() < 64 << 10, "{}", failure.what.len());
-    assert!(failure.what.contains("and 4984 more different requests, from ranks 16-4999"));
+    assert!(failure.text().len() < 64 << 10, "{}", failure.text().len());
+    assert!(failure.text().contains("and 4984 more different requests, from ranks 16-4999"));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_single_differing_dimension_is_named() {
     let failure =
         disagreement("w", &[gathers(0, &[7, 3]), gathers(1, &[5, 3]), gathers(2, &[7, 4])]);
     assert_eq!(
-        failure.what,
+        failure.text(),
         "the ranks disagree on shape (dimension 1)\n  \
            ranks  shape\n  \
            0-1    [*, 3]\n  \
@@ -95,14 +95,14 @@ fn the_differing_tensor_of_a_group_is_shown() {
     };
     let failure = disagreement("g", &[group(0, &[1, 2, 3]), group(1, &[1, 2, 4])]);
     assert_eq!(
-        failure.what,
+        failure.text(),
         "the ranks disagree on shape of tensor 2 of the group (dimension 0)\n  \
            ranks  shape\n  \
            0      [3]\n  \
            1      *[4]"
     );
     let failure = disagreement("g", &[group(0, &[1, 2, 3]), group(1, &[1])]);
-    assert!(failure.what.starts_with("the ranks disagree on tensors\n"), "{failure}");
+    assert!(failure.text().starts_with("the ranks disagree on tensors\n"), "{failure}");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn lists_are_shown_where_they_matter() {
     };
     let failure = disagreement("s", &[adds(0, &[0, 1, 2]), adds(1, &[0, 2])]);
     assert_eq!(
-        failure.what,
+        failure.text(),
         "the ranks disagree on list\n  \
            ranks  list\n  \
            0      0-2\n  \
@@ -128,7 +128,8 @@ fn long_lists_that_differ_late_are_distinguished() {
         asks(rank, Request { list, ..Request::empty(Collective::AddProcessSet) })
     };
     let failure = disagreement("s", &[adds(0, 301), adds(1, 301), adds(2, 303)]);
-    let mut lines = failure.what.lines();
+    let text = failure.text();
+    let mut lines = text.lines();
     assert_eq!(lines.next(), Some("the ranks disagree on list"));
     let rows: Vec<&str> = lines.skip(1).collect();
     assert_eq!(rows.len(), 2, "{failure}");
