@@ -275,7 +275,7 @@ async fn invalid_messages_end_the_job() {
             let failure = node.aborted().await;
             assert_eq!(kind(&failure), FailureKind::Protocol, "{failure:?}");
             assert_eq!(failure.host, "host0");
-            assert!(failure.text().contains(text), "{text}: {failure:?}");
+            assert!(failure.what.contains(text), "{text}: {failure:?}");
             node.ended().await;
         }
         assert_eq!(failed(&served.outcome().await), FailureKind::Protocol);
@@ -290,7 +290,7 @@ async fn messages_above_the_limit_are_not_read() {
     nodes[0].announce(vec![by_name(&name, &[0], 1)]).await;
     let failure = nodes[1].aborted().await;
     assert_eq!(kind(&failure), FailureKind::NodeLost);
-    assert!(failure.text().contains("too large"), "{failure:?}");
+    assert!(failure.what.contains("too large"), "{failure:?}");
 }
 
 #[tokio::test]
@@ -305,7 +305,7 @@ async fn a_lost_node_is_named() {
         let failure = node.aborted().await;
         assert_eq!(kind(&failure), FailureKind::NodeLost);
         assert_eq!((failure.host.as_str(), failure.tensor.as_str()), ("host2", "w"));
-        assert!(failure.text().contains("node 2 (rank 2) is lost"), "{failure:?}");
+        assert!(failure.what.contains("node 2 (rank 2) is lost"), "{failure:?}");
     }
     drop(nodes);
     assert_eq!(failed(&served.outcome().await), FailureKind::NodeLost);
@@ -374,7 +374,7 @@ async fn a_stopped_node_is_lost_after_the_timeout() {
     assert!(!held.is_zero(), "every echo came back at once");
     assert_eq!(kind(&failure), FailureKind::NodeLost);
     assert_eq!(failure.host, "host1");
-    assert!(failure.text().contains("it has been silent for"), "{failure:?}");
+    assert!(failure.what.contains("it has been silent for"), "{failure:?}");
     // The stopped node is also told, once it wakes up.
     assert_eq!(kind(&silent.aborted().await), FailureKind::NodeLost);
 }
@@ -406,7 +406,7 @@ async fn a_node_that_does_not_read_is_lost() {
             Message::Abort(abort) => {
                 let failure = abort.failure.unwrap();
                 assert_eq!(failure.host, "host1");
-                assert!(failure.text().contains("does not read its messages"), "{failure:?}");
+                assert!(failure.what.contains("does not read its messages"), "{failure:?}");
                 break;
             }
             other => panic!("{other:?}"),
@@ -425,7 +425,7 @@ async fn a_missing_node_is_named_at_the_timeout() {
     let mut node = served.joined(1, 1).await;
     let failure = node.aborted().await;
     assert_eq!(kind(&failure), FailureKind::Timeout);
-    assert!(failure.text().contains("missing: node 0; joined: 1 (host1)"), "{failure:?}");
+    assert!(failure.what.contains("missing: node 0; joined: 1 (host1)"), "{failure:?}");
     node.ended().await;
     assert_eq!(failed(&served.outcome().await), FailureKind::Timeout);
 }
@@ -524,7 +524,7 @@ async fn explanations_need_the_secret_of_the_job() {
         let challenge = inspect.challenge(pb::ChallengeRequest {}).await.unwrap().into_inner();
         let pb::ViewerChallenge { nonce, job } = challenge;
         let proof = secret.prove(&Claim::View { challenge: &nonce, job: &job }).to_vec();
-        let request = pb::ExplainRequest { stacks: false, save: false, nonce, proof };
+        let request = pb::ExplainRequest { stacks: false, nonce, proof };
         let explained = inspect.explain(request.clone()).await;
         assert_eq!(explained.is_ok(), is_known, "{explained:?}");
         assert!(inspect.explain(request).await.is_err(), "a challenge serves one call");

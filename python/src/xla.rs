@@ -19,7 +19,7 @@ mod exchange;
 #[pyfunction]
 #[pyo3(signature = () -> "dict[str, object]")]
 pub(crate) fn xla_targets(py: Python<'_>) -> PyResult<Bound<'_, pyo3::types::PyDict>> {
-    abi::capsules(py)?.into_py_dict(py)
+    abi::capsules::<exchange::Exchange>(py)?.into_py_dict(py)
 }
 
 /// Sets the session that compiled programs use.

@@ -23,7 +23,10 @@ use crate::{
     link::World,
     naming::Names,
     process_set::ProcessSets,
-    shared::{FAREWELL, Shared, gives_up},
+    shared::{
+        Shared,
+        end::{FAREWELL, gives_up},
+    },
     watch::Threads,
 };
 

@@ -7,7 +7,7 @@ use std::{sync::Arc, task::Waker, time::Duration};
 
 use crate::{
     error::Result,
-    shared::{Shared, Unwatched},
+    shared::{Shared, end::Unwatched},
     waiters::LOOK_AROUND,
     watch,
 };

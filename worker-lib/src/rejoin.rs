@@ -31,7 +31,7 @@ use crate::{
     handover,
     options::{AllgatherOptions, Common},
     session::Session,
-    shared::{Shared, gives_up},
+    shared::{Shared, end::gives_up},
     waits::{self, Limit},
 };
 

@@ -19,7 +19,7 @@ use gradwire_shm::arena::Arena;
 
 use crate::{
     memory::{Buffer, Output, Payload},
-    shared::{Shared, Unwatched},
+    shared::{Shared, end::Unwatched},
 };
 
 /// How often unused memory goes back to the system.

@@ -29,7 +29,7 @@ use crate::{
     panics,
     pauses::Pauses,
     process_set::ProcessSet,
-    shared::{Shared, gives_up},
+    shared::{Shared, end::gives_up},
     sizes,
     stats::{Counts, Stats},
 };

@@ -48,9 +48,7 @@ use crate::{
     wakers::Wakers,
 };
 
-mod end;
-
-pub(crate) use end::{FAREWELL, Unwatched, gives_up};
+pub(crate) mod end;
 
 /// The table of operations.
 type Table = Tickets<Vec<Keep>, Vec<Output>>;

@@ -23,7 +23,7 @@ use crate::{
     flight::DaemonRecording,
     link::{self, LinkError},
     results,
-    shared::{Shared, Unwatched},
+    shared::{Shared, end::Unwatched},
     witness,
 };
 

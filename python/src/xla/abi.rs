@@ -19,8 +19,6 @@ use std::{
 use gradwire_worker::DType;
 use pyo3::{ffi, prelude::*};
 
-use super::exchange;
-
 /// The major version of the interface, and the oldest minor version that has all fields used here.
 const MAJOR: c_int = 0;
 const OLDEST_MINOR: c_int = 2;
@@ -485,20 +483,29 @@ unsafe fn enter(
     }
 }
 
-/// Starts an operation.
-unsafe extern "C" fn start(frame: *mut CallFrame) -> *mut XlaError {
-    // SAFETY: only XLA calls this function.
-    unsafe { enter(frame, exchange::start) }
+/// What the calls do.
+pub(crate) trait Handlers {
+    /// Starts an operation.
+    fn start(call: &mut Call<'_>) -> Result<(), String>;
+
+    /// Waits for operations.
+    fn done(call: &mut Call<'_>) -> Result<(), String>;
 }
 
-/// Waits for operations.
-unsafe extern "C" fn done(frame: *mut CallFrame) -> *mut XlaError {
+unsafe extern "C" fn start<H: Handlers>(frame: *mut CallFrame) -> *mut XlaError {
     // SAFETY: only XLA calls this function.
-    unsafe { enter(frame, exchange::done) }
+    unsafe { enter(frame, H::start) }
+}
+
+unsafe extern "C" fn done<H: Handlers>(frame: *mut CallFrame) -> *mut XlaError {
+    // SAFETY: only XLA calls this function.
+    unsafe { enter(frame, H::done) }
 }
 
 /// The handlers by their names, in capsules as `jax.ffi.register_ffi_target` expects them.
-pub(crate) fn capsules(py: Python<'_>) -> PyResult<Vec<(&'static str, Bound<'_, PyAny>)>> {
+pub(crate) fn capsules<H: Handlers>(
+    py: Python<'_>,
+) -> PyResult<Vec<(&'static str, Bound<'_, PyAny>)>> {
     type Handler = unsafe extern "C" fn(*mut CallFrame) -> *mut XlaError;
     let capsule = |handler: Handler| {
         let name = c"xla._CUSTOM_CALL_TARGET".as_ptr();
@@ -508,5 +515,5 @@ pub(crate) fn capsules(py: Python<'_>) -> PyResult<Vec<(&'static str, Bound<'_, 
         // SAFETY: a new reference, or null with an exception set.
         unsafe { Bound::from_owned_ptr_or_err(py, made) }
     };
-    Ok(vec![("gradwire_start", capsule(start)?), ("gradwire_done", capsule(done)?)])
+    Ok(vec![("gradwire_start", capsule(start::<H>)?), ("gradwire_done", capsule(done::<H>)?)])
 }

@@ -23,13 +23,26 @@ use gradwire_worker::{
     CallSite, GradwireError, ProcessSet, ReduceOp, ReduceScatterOptions, Session, SharedBuffer,
 };
 
-use super::abi::{Call, Operand, Promise};
+use super::abi::{Call, Handlers, Operand, Promise};
 use crate::{
     dlpack,
     error::PythonError,
     handle::{IntoValue, Running, Value},
     options::{Common, apply, parse},
 };
+
+/// What XLA's calls do.
+pub(crate) struct Exchange;
+
+impl Handlers for Exchange {
+    fn start(call: &mut Call<'_>) -> Result<(), String> {
+        start(call)
+    }
+
+    fn done(call: &mut Call<'_>) -> Result<(), String> {
+        done(call)
+    }
+}
 
 /// The most operations that were started and not waited for (BOUND). A program that fails between
 /// its starts and its end leaves some.
@@ -83,7 +96,7 @@ pub(crate) fn last_error() -> Option<PythonError> {
 }
 
 /// Submits an operation, and gives its token to XLA as the last result.
-pub(super) fn start(call: &mut Call<'_>) -> Result<(), String> {
+fn start(call: &mut Call<'_>) -> Result<(), String> {
     let started = begin(call);
     let token = {
         let mut job = job();
@@ -183,7 +196,7 @@ struct Waiting {
 }
 
 /// Waits for operations without blocking: the call ends later.
-pub(super) fn done(call: &mut Call<'_>) -> Result<(), String> {
+fn done(call: &mut Call<'_>) -> Result<(), String> {
     let tokens = call.tokens(number(call, "tokens").unwrap_or_default())?;
     let waiting = {
         let mut job = job();

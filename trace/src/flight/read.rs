@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{
+use super::layout::{
     EVENTS, KEPT, MAGIC, MAX_DIMS, Outcome, RANK_WORDS, RANKS, SLOT, event, header, operation,
     rank, room, words,
 };

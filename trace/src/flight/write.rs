@@ -9,8 +9,11 @@ use std::{
 };
 
 use super::{
-    EVENTS, KEPT, MAGIC, MAX_DIMS, MAX_FAILURE, Outcome, RANK_WORDS, RANKS, SLOT, event, fitting,
-    header, operation, rank, read::Operation, room, words,
+    layout::{
+        EVENTS, KEPT, MAGIC, MAX_DIMS, MAX_FAILURE, Outcome, RANK_WORDS, RANKS, SLOT, event,
+        fitting, header, operation, rank, room, words,
+    },
+    read::Operation,
 };
 
 /// Numbers that are not known yet.
