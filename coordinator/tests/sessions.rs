@@ -524,7 +524,7 @@ async fn explanations_need_the_secret_of_the_job() {
         let challenge = inspect.challenge(pb::ChallengeRequest {}).await.unwrap().into_inner();
         let pb::ViewerChallenge { nonce, job } = challenge;
         let proof = secret.prove(&Claim::View { challenge: &nonce, job: &job }).to_vec();
-        let request = pb::ExplainRequest { stacks: false, nonce, proof };
+        let request = pb::ExplainRequest { stacks: false, save: false, nonce, proof };
         let explained = inspect.explain(request.clone()).await;
         assert_eq!(explained.is_ok(), is_known, "{explained:?}");
         assert!(inspect.explain(request).await.is_err(), "a challenge serves one call");
