@@ -370,11 +370,12 @@ fn a_rank_that_leaves_alone_ends_the_job() {
     rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 1300);
     step(&mut job, Event::Waiting { node: 1, worker: 2 }, 1310);
     daemon_ends(&mut job, 1, 0, 1320);
-    daemon_ends(&mut job, 0, 0, 1330);
-    assert_eq!(job.deadline(), Some(ms(11_330)));
-    assert_eq!(step(&mut job, Event::Tick, 11_330), ["0:stop 3000", "1:stop 3000"]);
-    let report = stop_all(&mut job, 11_400);
-    assert_ne!(report.code, 0);
+    let orders = daemon_ends(&mut job, 0, 0, 1330);
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "they wait in vain");
+    let report = stop_all(&mut job, 1400);
+    let first = "error: rank 1 has ended without an error, and the other ranks need it";
+    assert_eq!((report.code, report.lines[0].as_str()), (1, first));
+    assert!(report.lines[1].starts_with("hint: every rank must make the same calls"));
 }
 
 #[test]
@@ -554,21 +555,4 @@ fn a_rank_that_ends_too_early_is_named() {
     let report = stop_all(&mut job, 1900);
     let first = "gradwire: the job failed: rank 2 on host b, tensor 'loss': it has left the job";
     assert!(report.lines[0].starts_with(first) && report.code == 1, "{report:?}");
-}
-
-/// The others have left the epoch because of it, without a failure of the job.
-#[test]
-fn ranks_that_wait_in_vain_end_the_job() {
-    let mut job = running(|_| {});
-    daemon_ends(&mut job, 1, 0, 1500);
-    daemon_ends(&mut job, 0, 0, 1501);
-    for (node, worker) in [(0, 0), (0, 1)] {
-        step(&mut job, Event::Waiting { node, worker }, 1510);
-    }
-    rank_ends(&mut job, 1, 2, ProcessEnd::Code(0), 1520);
-    daemon_ends(&mut job, 0, 9, 1530);
-    let report = stop_all(&mut job, 1600);
-    let first = "error: rank 2 has ended without an error, and the other ranks need it";
-    assert_eq!((report.code, report.lines[0].as_str()), (1, first));
-    assert!(report.lines[1].starts_with("hint: every rank must make the same calls"));
 }
