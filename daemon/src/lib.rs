@@ -357,10 +357,10 @@ impl Daemon {
         if let Some(farewell) = farewell {
             let _ = farewell.await;
         }
-        if let Some(saving) = saving {
-            if let Err(why) = saving.wait().await {
-                warn(&why);
-            }
+        if let Some(saving) = saving
+            && let Err(why) = saving.wait().await
+        {
+            warn(&why);
         }
         if let Some(path) = Some(&config.socket).filter(|socket| !socket.starts_with('@')) {
             // CLEAN: a socket in the file system outlives its process.

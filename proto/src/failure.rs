@@ -78,8 +78,6 @@ pub struct Failure {
     pub kind: FailureKind,
     /// What happened, one line, without a full stop at the end.
     pub what: String,
-    /// A table or report about it.
-    pub lines: Vec<String>,
     /// What to do about it; may be empty.
     pub hint: String,
     /// The rank at fault, if known.
@@ -88,6 +86,16 @@ pub struct Failure {
     pub host: String,
     /// The tensor concerned; may be empty.
     pub tensor: String,
+    /// What only some failures have; in a box, because errors are returned often.
+    pub details: Box<Details>,
+}
+
+/// More about a failure.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Details {
+    /// A table or report about what happened.
+    pub lines: Vec<String>,
     /// The line of the program that submitted the operation; may be empty.
     pub site: String,
 }
@@ -109,13 +117,15 @@ impl Failure {
             Some(end) => what.split_off(end).lines().skip(1).map(str::to_owned).collect(),
             None => Vec::new(),
         };
-        let [hint, host, tensor, site] = Default::default();
-        Self { kind, what, lines, hint, rank: None, host, tensor, site }
+        let [hint, host, tensor] = Default::default();
+        let details = Box::new(Details { lines, ..Details::default() });
+        Self { kind, what, hint, rank: None, host, tensor, details }
     }
 
     /// Cuts each text, and the lines in all, to a number of bytes (BOUND).
     pub fn limit(&mut self, most: usize) {
-        let Self { what, lines, hint, host, tensor, site, .. } = self;
+        let Self { what, hint, host, tensor, details, .. } = self;
+        let Details { lines, site } = &mut **details;
         for text in [what, hint, host, tensor, site] {
             if text.len() > most {
                 text.truncate(text.floor_char_boundary(most));
@@ -152,14 +162,14 @@ impl Failure {
 
     /// What happened, with the table or report about it.
     pub fn text(&self) -> String {
-        let lines = [&self.what].into_iter().chain(&self.lines);
+        let lines = [&self.what].into_iter().chain(&self.details.lines);
         lines.map(String::as_str).collect::<Vec<_>>().join("\n")
     }
 
     /// The failure in one line: without its other lines and, if there are any, without its hint.
     pub fn headline(&self) -> String {
         let mut first = self.clone();
-        if !std::mem::take(&mut first.lines).is_empty() {
+        if !std::mem::take(&mut first.details.lines).is_empty() {
             first.hint.clear();
         }
         first.to_string()
@@ -250,13 +260,13 @@ impl fmt::Display for Failure {
             write!(f, "{}: ", place.join(", "))?;
         }
         f.write_str(&self.what)?;
-        if !self.site.is_empty() {
-            write!(f, " (submitted at {})", self.site)?;
+        if !self.details.site.is_empty() {
+            write!(f, " (submitted at {})", self.details.site)?;
         }
-        for line in &self.lines {
+        for line in &self.details.lines {
             write!(f, "\n{line}")?;
         }
-        match (self.hint.as_str(), self.lines.is_empty()) {
+        match (self.hint.as_str(), self.details.lines.is_empty()) {
             ("", _) => {}
             (hint, true) => write!(f, "; {hint}")?,
             (hint, false) => write!(f, "\nhint: {hint}")?,
@@ -276,8 +286,8 @@ impl From<Failure> for pb::Failure {
             rank: failure.rank.map(|r| r.0),
             host: failure.host,
             tensor: failure.tensor,
-            lines: failure.lines,
-            site: failure.site,
+            lines: failure.details.lines,
+            site: failure.details.site,
         }
     }
 }
@@ -289,12 +299,11 @@ impl From<pb::Failure> for Failure {
         Self {
             kind: *kind.unwrap_or(&FailureKind::Internal),
             what: wire.what,
-            lines: wire.lines,
             hint: wire.hint,
             rank: wire.rank.map(Rank),
             host: wire.host,
             tensor: wire.tensor,
-            site: wire.site,
+            details: Box::new(Details { lines: wire.lines, site: wire.site }),
         }
     }
 }
@@ -341,7 +350,7 @@ mod tests {
     fn a_table_follows_the_first_line() {
         let mut failure = Failure::new(FailureKind::Disagreement, "ranks disagree\nrank 0: 1\nb")
             .hint("use one shape");
-        assert_eq!((failure.what.as_str(), failure.lines.len()), ("ranks disagree", 2));
+        assert_eq!((failure.what.as_str(), failure.details.lines.len()), ("ranks disagree", 2));
         assert_eq!(failure.to_string(), "ranks disagree\nrank 0: 1\nb\nhint: use one shape");
         assert_eq!(failure.headline(), "ranks disagree");
         assert_eq!(Failure::from(pb::Failure::from(failure.clone())), failure);
@@ -349,8 +358,8 @@ mod tests {
         assert_eq!(failure.to_string(), "ranks disagree\nrank 0: 1\nb\nhint: use one shape");
         failure.limit(10);
         assert_eq!(failure.to_string(), "ranks disa…\nrank 0: 1\n…\nhint: use one sh…");
-        failure.lines.clear();
-        failure.site = "a.py:1 in f".to_owned();
+        failure.details.lines.clear();
+        failure.details.site = "a.py:1 in f".to_owned();
         let line = "ranks disa… (submitted at a.py:1 in f); use one sh…";
         assert_eq!([failure.to_string(), failure.headline()], [line; 2]);
     }

@@ -36,7 +36,7 @@ pub mod types;
 pub use agreed::{Agreed, Expected, Flow, Impossible, NO_PART, Route};
 pub use auth::Secret;
 pub use convert::WireError;
-pub use failure::{Ending, Failure, FailureKind, SEE_OUTPUT};
+pub use failure::{Details, Ending, Failure, FailureKind, SEE_OUTPUT};
 pub use float8::{F8E4m3, F8E5m2};
 pub use rack::{InvalidRackLabel, MAX_LABEL_BYTES, MAX_TIERS, check_rack_label};
 pub use request::{Part, Request};

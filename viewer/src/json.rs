@@ -75,8 +75,8 @@ fn failure(failure: &Failure) -> Value {
     json!({
         "kind": failure.kind.name(),
         "what": failure.what,
-        "lines": failure.lines,
-        "site": failure.site,
+        "lines": failure.details.lines,
+        "site": failure.details.site,
         "hint": failure.hint,
         "rank": failure.rank.map(|rank| rank.0),
         "host": failure.host,

@@ -186,11 +186,11 @@ mod tests {
         ] {
             let failure = agree(&[same(0), other], &[0, 1]).unwrap_err();
             assert_eq!(failure.kind, FailureKind::Disagreement);
-            assert_eq!(failure.lines[0], "rank 0: f32 [2, 3]");
-            assert!(failure.lines[1].starts_with("rank 1: f"), "{failure}");
+            assert_eq!(failure.details.lines[0], "rank 0: f32 [2, 3]");
+            assert!(failure.details.lines[1].starts_with("rank 1: f"), "{failure}");
         }
         let failure = agree(&[same(0), report(1, DType::F16, &shape(&[]))], &[0, 1]).unwrap_err();
-        assert_eq!(failure.lines[1], "rank 1: f16 []");
+        assert_eq!(failure.details.lines[1], "rank 1: f16 []");
         let failure = agree(&[same(0), same(4)], &[0, 1, 4]).unwrap_err();
         assert_eq!(failure.what, "rank 1 has joined, but an Adasum needs all ranks");
     }

@@ -50,8 +50,8 @@ mod tests {
     fn ranks_beyond_the_limit_are_only_counted() {
         let lines = |ranks: usize| (0..ranks).map(|rank| format!("rank {rank}: x"));
         let few = disagreement("a sum", lines(64));
-        assert_eq!((few.what.as_str(), few.lines.len()), ("ranks disagree on a sum", 64));
-        let many = disagreement("a sum", lines(67)).lines;
+        assert_eq!((few.what.as_str(), few.details.lines.len()), ("ranks disagree on a sum", 64));
+        let many = disagreement("a sum", lines(67)).details.lines;
         assert_eq!(many[63..], ["rank 63: x", "and 3 more"]);
     }
 }

@@ -424,10 +424,10 @@ impl Shared {
                     failure.tensor = name.as_str().to_owned();
                 }
                 // A table has the lines of all ranks.
-                if failure.lines.is_empty()
+                if failure.details.lines.is_empty()
                     && let Some(site) = site.text()
                 {
-                    failure.site = site.to_string();
+                    failure.details.site = site.to_string();
                 }
             }
             freed.extend(self.end_one(&mut tickets, ticket, Err(failure)));

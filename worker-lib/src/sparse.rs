@@ -265,7 +265,7 @@ mod tests {
         let failure = agree(&[report(0), other]).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Disagreement);
         for line in ["rank 0: sum of f32 [10, 4]", "rank 1: sum of f64 [10, 5]"] {
-            assert!(failure.lines.iter().any(|it| it == line), "{failure}");
+            assert!(failure.details.lines.iter().any(|it| it == line), "{failure}");
         }
     }
 }

@@ -79,7 +79,7 @@ fn rows(failure: &Failure) -> Vec<(String, Vec<String>)> {
         let mut cells = line.split("  ").map(str::trim).filter(|c| !c.is_empty()).map(Into::into);
         (cells.next().unwrap_or_default(), cells.collect())
     };
-    failure.lines.iter().skip(1).map(|line| split(line)).collect()
+    failure.details.lines.iter().skip(1).map(|line| split(line)).collect()
 }
 
 #[test]

@@ -196,7 +196,7 @@ fn disagreements_on_a_set_are_reported() {
         assert_eq!(failure.kind, FailureKind::Disagreement);
         assert!(failure.text().starts_with("the ranks disagree on list\n"), "{failure}");
         let line = |rank: &str| {
-            let mut lines = failure.lines.iter();
+            let mut lines = failure.details.lines.iter();
             let line = lines.find(|line| line.trim_start().starts_with(rank));
             line.unwrap_or_else(|| panic!("no {rank} in {failure}")).to_owned()
         };
