@@ -96,7 +96,7 @@ pub(crate) fn last_error() -> Option<PythonError> {
 }
 
 /// Submits an operation, and gives its token to XLA as the last result.
-fn start(call: &mut Call<'_>) -> Result<(), String> {
+fn start(call: &Call<'_>) -> Result<(), String> {
     let started = begin(call);
     let token = {
         let mut job = job();

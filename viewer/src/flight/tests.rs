@@ -88,7 +88,7 @@ fn begun() -> [Node; 2] {
 fn a_missing_rank_is_named_with_its_last_operation() {
     let nodes = begun();
     for (node, local) in [(0, 0), (0, 1), (1, 1)] {
-        nodes[node].submits(local, 12 * S + local as u64, allreduce(2, "w.1"));
+        nodes[node].submits(local, 12 * S + u64::from(local), allreduce(2, "w.1"));
     }
     let failure = Failure::new(FailureKind::WorkerLost, "its process was killed\nby SIGKILL");
     let json = serde_json::to_string(&failure.rank(Rank(2)).host("b").hint("look")).unwrap();
