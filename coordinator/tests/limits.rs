@@ -128,7 +128,7 @@ fn tensors_with_too_many_parts_are_refused() {
     let failure = job.refusal("w", alltoall(513));
     let text = "alltoall of 1 tensor between 513 ranks consists of 263169 parts";
     assert!(failure.text().contains(text), "{failure}");
-    assert!(failure.hint.contains("smaller process sets"), "{failure}");
+    assert!(failure.details.hint.contains("smaller process sets"), "{failure}");
 }
 
 /// The agreed request of a tensor without an id is sent once in each operation, even if it is long.

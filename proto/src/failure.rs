@@ -78,15 +78,13 @@ pub struct Failure {
     pub kind: FailureKind,
     /// What happened, one line, without a full stop at the end.
     pub what: String,
-    /// What to do about it; may be empty.
-    pub hint: String,
     /// The rank at fault, if known.
     pub rank: Option<Rank>,
     /// Where it happened; may be empty.
     pub host: String,
     /// The tensor concerned; may be empty.
     pub tensor: String,
-    /// What only some failures have; in a box, because errors are returned often.
+    /// More about it; in a box, because errors are returned often.
     pub details: Box<Details>,
 }
 
@@ -94,6 +92,8 @@ pub struct Failure {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Details {
+    /// What to do about it; may be empty.
+    pub hint: String,
     /// A table or report about what happened.
     pub lines: Vec<String>,
     /// The line of the program that submitted the operation; may be empty.
@@ -117,15 +117,15 @@ impl Failure {
             Some(end) => what.split_off(end).lines().skip(1).map(str::to_owned).collect(),
             None => Vec::new(),
         };
-        let [hint, host, tensor] = Default::default();
+        let [host, tensor] = Default::default();
         let details = Box::new(Details { lines, ..Details::default() });
-        Self { kind, what, hint, rank: None, host, tensor, details }
+        Self { kind, what, rank: None, host, tensor, details }
     }
 
     /// Cuts each text, and the lines in all, to a number of bytes (BOUND).
     pub fn limit(&mut self, most: usize) {
-        let Self { what, hint, host, tensor, details, .. } = self;
-        let Details { lines, site } = &mut **details;
+        let Self { what, host, tensor, details, .. } = self;
+        let Details { hint, lines, site } = &mut **details;
         for text in [what, hint, host, tensor, site] {
             if text.len() > most {
                 text.truncate(text.floor_char_boundary(most));
@@ -170,7 +170,7 @@ impl Failure {
     pub fn headline(&self) -> String {
         let mut first = self.clone();
         if !std::mem::take(&mut first.details.lines).is_empty() {
-            first.hint.clear();
+            first.details.hint.clear();
         }
         first.to_string()
     }
@@ -207,7 +207,7 @@ impl Failure {
     /// Adds what to do about it.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = hint.into();
+        self.details.hint = hint.into();
         self
     }
 
@@ -266,7 +266,7 @@ impl fmt::Display for Failure {
         for line in &self.details.lines {
             write!(f, "\n{line}")?;
         }
-        match (self.hint.as_str(), self.details.lines.is_empty()) {
+        match (self.details.hint.as_str(), self.details.lines.is_empty()) {
             ("", _) => {}
             (hint, true) => write!(f, "; {hint}")?,
             (hint, false) => write!(f, "\nhint: {hint}")?,
@@ -282,7 +282,7 @@ impl From<Failure> for pb::Failure {
         Self {
             kind: failure.kind.to_wire(),
             what: failure.what,
-            hint: failure.hint,
+            hint: failure.details.hint,
             rank: failure.rank.map(|r| r.0),
             host: failure.host,
             tensor: failure.tensor,
@@ -299,11 +299,10 @@ impl From<pb::Failure> for Failure {
         Self {
             kind: *kind.unwrap_or(&FailureKind::Internal),
             what: wire.what,
-            hint: wire.hint,
             rank: wire.rank.map(Rank),
             host: wire.host,
             tensor: wire.tensor,
-            details: Box::new(Details { lines: wire.lines, site: wire.site }),
+            details: Box::new(Details { hint: wire.hint, lines: wire.lines, site: wire.site }),
         }
     }
 }

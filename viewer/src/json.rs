@@ -77,7 +77,7 @@ fn failure(failure: &Failure) -> Value {
         "what": failure.what,
         "lines": failure.details.lines,
         "site": failure.details.site,
-        "hint": failure.hint,
+        "hint": failure.details.hint,
         "rank": failure.rank.map(|rank| rank.0),
         "host": failure.host,
         "tensor": failure.tensor,

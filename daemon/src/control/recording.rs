@@ -130,6 +130,6 @@ mod tests {
         let json = as_json(&failure.tensor(long));
         assert!(json.len() <= MAX_FAILURE, "{}", json.len());
         let read: Failure = serde_json::from_str(&json).unwrap();
-        assert!(read.what.starts_with("é\"") && read.hint.ends_with('…'));
+        assert!(read.what.starts_with("é\"") && read.details.hint.ends_with('…'));
     }
 }

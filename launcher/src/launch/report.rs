@@ -227,7 +227,7 @@ fn on_a_screen(mut lines: Vec<String>) -> Vec<String> {
 /// A failure with its table, without its hint.
 fn failure_lines(failure: &Failure) -> Vec<String> {
     let mut failure = failure.clone();
-    failure.hint.clear();
+    failure.details.hint.clear();
     let mut lines: Vec<_> = failure.to_string().lines().map(printable).collect();
     if let Some(first) = lines.first_mut() {
         *first = format!("gradwire: the job failed: {first}");
@@ -298,7 +298,8 @@ impl JobReport {
 
     /// The report of a job that the daemons declared to have failed, while no process failed.
     fn failed(failure: &Failure) -> Self {
-        let lines = failure_lines(failure).into_iter().chain(hint_line(&failure.hint)).collect();
+        let lines =
+            failure_lines(failure).into_iter().chain(hint_line(&failure.details.hint)).collect();
         let output_of = failure.rank.map_or(Role::Daemon, |rank| Role::Rank(rank.0));
         Self { code: OTHER, lines: on_a_screen(lines), output_of: Some(output_of) }
     }
@@ -339,7 +340,7 @@ impl JobReport {
             && (!first.explains(failure) || first.goes_with(failure))
         {
             // The report has just shown that output.
-            let hint = Some(&failure.hint).filter(|hint| *hint != SEE_OUTPUT);
+            let hint = Some(&failure.details.hint).filter(|hint| *hint != SEE_OUTPUT);
             lines.extend(hint.and_then(|hint| hint_line(hint)));
         }
         let blamed = failure.filter(|failure| !first.explains(failure)).and_then(|f| f.rank);

@@ -116,7 +116,7 @@ fn every_difference_is_reported_to_all_ranks() {
         // The last cell is the line of the call.
         assert_eq!(row(others).len(), cells.len() + 1, "only differences are shown: {failure}");
         assert!(!row(others).iter().any(|cell| cell.contains('*')), "{failure}");
-        assert!(failure.hint.contains("the same call on every rank"), "{failure}");
+        assert!(failure.details.hint.contains("the same call on every rank"), "{failure}");
     }
     assert!(failures.iter().all(|all| *all == failures[0]), "every rank receives the same");
     finish(cluster);

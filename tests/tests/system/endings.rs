@@ -311,7 +311,7 @@ fn a_frozen_coordinator_ends_the_job() {
     for cause in reported {
         assert_eq!(cause.kind, FailureKind::CoordinatorLost);
         assert!(cause.text().contains("has been silent for"), "{cause}");
-        assert!(cause.hint.contains("it is stopped"), "{cause}");
+        assert!(cause.details.hint.contains("it is stopped"), "{cause}");
     }
     cluster.kill_coordinator();
     for ending in cluster.finish().unwrap() {
