@@ -522,7 +522,7 @@ impl Runtime {
                 }
                 Vec::new()
             }
-            Command::Execute(execute) => self.answer(execute),
+            Command::Execute(execute) => self.answer(*execute),
             Command::Abort(failure) => {
                 // Viewers show the cause once, beside the events.
                 self.happened("the job failed");

@@ -49,7 +49,7 @@ fn step(engine: &mut Engine, event: Event, now: Duration) -> Option<Execute> {
         "{commands:?}"
     );
     let executes = commands.into_iter().filter_map(|command| match command {
-        Command::Execute(execute) => Some(execute),
+        Command::Execute(execute) => Some(*execute),
         _ => None,
     });
     let mut executes: Vec<Execute> = executes.collect();

@@ -87,7 +87,7 @@ impl Job {
             Command::Report { text, .. } => text,
             other => panic!("{other:?}"),
         };
-        (execute, commands.into_iter().map(text).collect())
+        (*execute, commands.into_iter().map(text).collect())
     }
 
     fn refusal(&mut self, name: &str, request: Request) -> Failure {

@@ -268,7 +268,7 @@ impl Play {
         for command in commands {
             match command {
                 Command::Execute(execute) => {
-                    self.nodes.iter_mut().for_each(|n| n.inbox.push_back(execute.clone()));
+                    self.nodes.iter_mut().for_each(|n| n.inbox.push_back((*execute).clone()));
                 }
                 other => panic!("{other:?}"),
             }

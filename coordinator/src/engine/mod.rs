@@ -359,7 +359,7 @@ impl Engine {
         let decided = Self::decided(&execute, result.into_iter().chain(choices));
         out.reason = self.reason(&execute, step, &decided);
         out.decided = Some(decided);
-        out.commands.push(Command::Execute(execute));
+        out.commands.push(Command::Execute(Box::new(execute)));
     }
 
     /// Ends the job if no rank can ever go on, or reports that. There is nothing to send out.

@@ -255,7 +255,7 @@ pub enum Command {
         text: String,
     },
     /// Send this to every node of the world. Nodes skip operations in which they take no part.
-    Execute(Execute),
+    Execute(Box<Execute>),
     /// Notify every joined node that the job is over with this failure (TELL).
     Abort(Failure),
     /// Notify every node that every rank has left.

@@ -246,7 +246,7 @@ impl Training {
         let mut answer = None;
         for command in self.engine.step(event, Duration::from_secs_f64(now.max(0.0))).commands {
             match command {
-                Command::Execute(execute) => answer = Some(execute),
+                Command::Execute(execute) => answer = Some(*execute),
                 Command::Abort(failure) => self.failure = Some(failure.to_string()),
                 _ => {}
             }

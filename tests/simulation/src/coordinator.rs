@@ -299,7 +299,7 @@ impl Coordinator {
                     world.check.ordered(self.epoch, self.last_sequence, number);
                     self.last_sequence = Some(number);
                 }
-                self.send_all(world, &ToNode::Execute(Box::new(execute)));
+                self.send_all(world, &ToNode::Execute(execute));
             }
             Command::Abort(failure) => {
                 world.check.common_cause(self.epoch, &failure);
