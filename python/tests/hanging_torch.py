@@ -71,5 +71,5 @@ def loader() -> None:
 
 
 if gw.rank() == 0:
-    print("COORDINATOR", session().coordinator(), flush=True)
+    print("COORDINATOR", session().coordinator, flush=True)
 globals()[sys.argv[1]]()

@@ -23,6 +23,8 @@ SLOTS = 8
 FAILURE = {
     "kind": "worker_lost",
     "what": "its process was killed by SIGKILL",
+    "lines": [],
+    "site": "train.py:31 in step",
     "hint": "the kernel kills processes when memory runs out: see dmesg on the host",
     "rank": 9,
     "host": "node01",

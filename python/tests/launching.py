@@ -43,13 +43,23 @@ def jobs_of(*usual: str) -> list[str]:
     return list(dict.fromkeys([*usual, *_EVERY])) if AT_NIGHT else list(usual)
 
 
-def until(what: str, see: Callable[[], Any], seconds: float = 60) -> Any:
-    """Waits until a function returns a result, and returns it."""
+def until(
+    what: str,
+    see: Callable[[], Any],
+    seconds: float = 60,
+    of: subprocess.Popen[bytes] | None = None,
+) -> Any:
+    """Waits until a function returns a result, and returns it.
+
+    A process `of` that ends first ends the wait.
+    """
     end = time.monotonic() + seconds
     while True:
+        ended = of is not None and of.poll() is not None
         seen = see()
         if seen:
             return seen
+        assert not ended, f"the process ended before: {what}"
         assert time.monotonic() < end, f"not after {seconds} s: {what}"
         time.sleep(0.2)
 

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ CELLS = {
 }
 # Ways of PyTorch: what the ranks wait for.
 TORCH = {
-    "optimizer": r"tensor '[^']*weight' .*for rank 2 on host ",
+    "optimizer": r"tensor '[^']+' .*for rank 2 on host ",
     "ddp": r"tensor '[^']+' .*for rank 2 on host ",
     "fsdp2": r"tensor '[^']+' .*for rank 2 on host ",
     "loader": SECOND,
@@ -48,17 +49,32 @@ def words(*program: str, hosts: str = ONE) -> list[str]:
     return [LAUNCHER, "run", "-H", hosts, *GO_ON, "--", sys.executable, *program]
 
 
-def start(folder: Path, command: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
+def start(
+    folder: Path, command: list[str]
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     (folder / "run").mkdir(mode=0o700)
     return running(command, folder / "log", XDG_RUNTIME_DIR=str(folder / "run"))
 
 
-def says(folder: Path, *sentences: str, job: str = "") -> str:
-    """What `gradwire why` says, once that has all of these sentences."""
+def address(folder: Path) -> str:
+    """Where the coordinator of the job that was started in this folder serves; "" before it does.
 
-    def see() -> str | None:
+    Without an address, `gradwire why` may find the job of another test.
+    """
+    for file in (folder / "run" / "gradwire").glob("*"):
+        with contextlib.suppress(OSError, ValueError):
+            return str(json.loads(file.read_text())["coordinator"])
+    found = re.search(r"COORDINATOR (\S+)", (folder / "log").read_text())
+    return found[1] if found else ""
+
+
+def says(job: subprocess.Popen[bytes], folder: Path, *sentences: str) -> None:
+    """Waits until `gradwire why` says all of these sentences."""
+    at = until("a job", lambda: address(folder), LIMIT, job)
+
+    def see() -> bool:
         done = subprocess.run(
-            [LAUNCHER, "why", *([job] if job else [])],
+            [LAUNCHER, "why", at],
             capture_output=True,
             text=True,
             timeout=LIMIT,
@@ -66,29 +82,28 @@ def says(folder: Path, *sentences: str, job: str = "") -> str:
             check=False,
         )
         (folder / "why").write_text(done.stdout + done.stderr)
-        return done.stdout if all(re.search(part, done.stdout) for part in sentences) else None
+        return all(re.search(part, done.stdout) for part in sentences)
 
     try:
-        text: str = until(" and ".join(sentences), see, LIMIT)
+        until(" and ".join(sentences), see, LIMIT, job)
     except AssertionError as error:
         log, last = (folder / "log").read_text(), (folder / "why").read_text()
         raise AssertionError(f"{error}\n{last}\n{log}") from None
-    return text
 
 
 @pytest.mark.parametrize("way", CELLS)
 def test_a_hang_is_explained(way: str, tmp_path: Path) -> None:
     hosts, sentences = CELLS[way]
-    with start(tmp_path, words(str(HERE / "hanging.py"), way, hosts=hosts)):
-        says(tmp_path, *sentences)
+    with start(tmp_path, words(str(HERE / "hanging.py"), way, hosts=hosts)) as job:
+        says(job, tmp_path, *sentences)
 
 
 @pytest.mark.parametrize("hosts", [ONE, TWO], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("way", TORCH)
 def test_a_hang_of_pytorch_is_explained(way: str, hosts: str, tmp_path: Path) -> None:
     needs_torch(2, 6, why="FSDP2 has no public name")
-    with start(tmp_path, words(str(HERE / "hanging_torch.py"), way, hosts=hosts)):
-        says(tmp_path, TORCH[way], r"hanging_torch.py:\d+ in ")
+    with start(tmp_path, words(str(HERE / "hanging_torch.py"), way, hosts=hosts)) as job:
+        says(job, tmp_path, TORCH[way], r"hanging_torch.py:\d+ in ")
 
 
 def daemons(folder: Path) -> dict[int, dict[str, str]]:
@@ -108,22 +123,21 @@ def daemons(folder: Path) -> dict[int, dict[str, str]]:
 def test_a_hang_under_torchrun_is_explained(tmp_path: Path) -> None:
     needs_torch(2, 6, why="FSDP2 has no public name")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
-    with start(tmp_path, [*torchrun, str(HERE / "hanging_torch.py"), "ddp"]):
-        log = tmp_path / "log"
-        at = until("a job", lambda: re.search(r"COORDINATOR (\S+)", log.read_text()), LIMIT)
-        says(tmp_path, TORCH["ddp"], r"hanging_torch.py:\d+ in hang", job=at[1])
+    with start(tmp_path, [*torchrun, str(HERE / "hanging_torch.py"), "ddp"]) as job:
+        says(job, tmp_path, TORCH["ddp"], r"hanging_torch.py:\d+ in hang")
 
 
 def test_a_stopped_daemon_is_named(tmp_path: Path) -> None:
-    patient = ("--set", "heartbeat.timeout_ms=60000", "--set", "recovery.return_timeout_ms=60000")
+    patience = {"heartbeat.timeout_ms": 60000, "recovery.return_timeout_ms": 60000}
+    patience["job.timeout_ms"] = 200000
     command = words(str(HERE / "hanging.py"), "sleep", hosts=TWO)
-    command[2:2] = patient
-    with start(tmp_path, command):
-        says(tmp_path, SECOND)
+    command[2:2] = [word for key in patience for word in ("--set", f"{key}={patience[key]}")]
+    with start(tmp_path, command) as job:
+        says(job, tmp_path, SECOND)
         of_host = daemons(tmp_path).items()
         (pid,) = (pid for pid, named in of_host if named["GRADWIRE_HOST"] == "127.0.0.2")
         os.kill(pid, signal.SIGSTOP)
         try:
-            says(tmp_path, "host 127.0.0.2 did not answer")
+            says(job, tmp_path, "host 127.0.0.2 did not answer")
         finally:
             os.kill(pid, signal.SIGCONT)

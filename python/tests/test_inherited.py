@@ -36,7 +36,7 @@ def test_a_starter_that_ignores_sigchld(job: Job) -> None:
 
 def test_a_limit_of_file_sizes_is_named(tmp_path: Path) -> None:
     words = ["run", "-np", "1", "--output-dir", "logs", "--", "sh", "-c"]
-    script = "yes | head -c 200000; sleep 100"
+    script = f"yes {1000 * 'x'} | head -c 8000000; sleep 100"
     done = subprocess.run(
         [LAUNCHER, *words, script],
         cwd=tmp_path,
@@ -47,7 +47,7 @@ def test_a_limit_of_file_sizes_is_named(tmp_path: Path) -> None:
         # CPython ignores SIGXFSZ, and programs that it starts would inherit that.
         preexec_fn=lambda: (
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL),
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000)),
         ),
     )
     assert done.returncode == 1, done.stderr
