@@ -92,6 +92,8 @@ struct Host {
 #[derive(Debug, Default)]
 struct Process {
     started: Option<Duration>,
+    /// It should have ended, and was killed because it did not.
+    killed: bool,
     ended: Option<ProcessEnd>,
 }
 
@@ -271,6 +273,12 @@ impl Job {
 
     fn order(&mut self, node: usize, order: Order) {
         self.commands.push(Command::Order { node, order });
+    }
+
+    /// Kills a process that should have ended by now.
+    fn kill(&mut self, (agent, role): (usize, Role)) {
+        self.processes.entry((agent, role)).or_default().killed = true;
+        self.order(agent, Order::Kill { role });
     }
 
     fn is_starting(&self) -> bool {

@@ -86,6 +86,8 @@ pub enum ProcessEnd {
     Signal(i32),
     /// Killed by the kernel, because a machine or a control group had no memory left.
     OutOfMemory,
+    /// Killed by the launcher, because it should have ended and did not.
+    Unresponsive,
 }
 
 impl ProcessEnd {
@@ -111,6 +113,7 @@ impl ProcessEnd {
             Self::Code(code) => code,
             Self::Signal(signal) => 128 + signal,
             Self::OutOfMemory => 128 + 9,
+            Self::Unresponsive => 1,
         };
         u8::try_from(code).unwrap_or(1)
     }
@@ -135,6 +138,7 @@ impl fmt::Display for ProcessEnd {
                 None => write!(f, "was killed by signal {signal}"),
             },
             Self::OutOfMemory => f.write_str("was killed by the kernel's out-of-memory killer"),
+            Self::Unresponsive => f.write_str("did not respond and was killed by the launcher"),
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use gradwire_services::launch::{Notice, Order, ProcessEnd, Role};
+use rustix::process::Signal;
 
 use super::{Job, Phase, REPORTING, SLACK, events::Command};
 use crate::launch::report::{self, Cause, TOGETHER};
@@ -91,15 +92,18 @@ impl Job {
         &mut self,
         node: usize,
         role: Role,
-        (pid, end, at): (u32, ProcessEnd, Duration),
+        (pid, mut end, at): (u32, ProcessEnd, Duration),
         tail: Vec<String>,
         now: Duration,
     ) {
         let host = self.host(node).to_owned();
-        self.note(format!("{role} on host {host} (pid {pid}) {end}"));
         let process = self.processes.entry((node, role)).or_default();
+        if process.killed && end == ProcessEnd::Signal(Signal::KILL.as_raw()) {
+            end = ProcessEnd::Unresponsive;
+        }
         process.ended = Some(end);
         let ran = at.saturating_sub(process.started.unwrap_or(at));
+        self.note(format!("{role} on host {host} (pid {pid}) {end}"));
         if role == Role::Daemon && !end.is_well() {
             self.announce_end(node, format!("its process {end}"));
         }

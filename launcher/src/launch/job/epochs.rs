@@ -156,7 +156,7 @@ impl Job {
     pub(super) fn end_stuck(&mut self, now: Duration) {
         let stuck: Vec<_> = self.stuck().filter(|(_, at)| *at <= now).collect();
         for (agent, _) in stuck {
-            self.order(agent, Order::Kill { role: Role::Daemon });
+            self.kill((agent, Role::Daemon));
             let own = self.plan.nodes.iter().filter(|node| node.agent == agent);
             let own: Vec<u32> = own.flat_map(|node| node.workers.clone()).collect();
             if let Some(epochs) = &mut self.epochs {
@@ -318,8 +318,8 @@ impl Job {
                 return;
             }
         };
-        for (agent, role) in ended {
-            self.order(agent, Order::Kill { role });
+        for process in ended {
+            self.kill(process);
         }
     }
 

@@ -224,7 +224,8 @@ fn a_daemon_that_all_ranks_have_left_is_killed() {
     assert!(step(&mut job, Event::Tick, 6999).is_empty());
     assert_eq!(step(&mut job, Event::Tick, 7000), ["0:Kill { role: Daemon }"]);
     assert_eq!(job.deadline(), None, "once");
-    step(&mut job, exited(0, Role::Daemon, KILLED, 7010), 7010);
+    let told = step(&mut job, exited(0, Role::Daemon, KILLED, 7010), 7010);
+    assert!(told[0].contains("its process did not respond and was killed by the launcher"));
     daemon_ends(&mut job, 1, 1, 7020);
     assert_eq!(step(&mut job, Event::Tick, 7100), ["0:start the daemon"]);
 }
