@@ -60,7 +60,7 @@ export function showBars(job, waits) {
     const state = rank === job.failure?.rank ? "failed" : rank === job.straggler ? "slow" : "";
     button.className = state;
     setText(who, `rank ${rank}`);
-    setText(why, state === "failed" ? state : main(parts));
+    setText(why, state === "failed" ? state : main(parts, state === "slow"));
     PARTS.forEach(([part], at) => {
       bar.children[at].style.flexGrow = parts[part].toFixed(3);
     });
@@ -84,9 +84,15 @@ function legend(count) {
     : text;
 }
 
-/** What a rank does most, besides computing if it waits at all. */
-function main(parts) {
-  const waits = PARTS.slice(1).sort(([one], [other]) => parts[other] - parts[one]);
-  const [part, does] = parts[waits[0][0]] >= 0.1 ? waits[0] : PARTS[0];
+/** What a rank does most. If it isn't slow and waits at all, what it waits for most. */
+function main(parts, slow) {
+  const [most] = largest(PARTS, parts);
+  const [waits] = largest(PARTS.slice(1), parts);
+  const [part, does] = !slow && parts[waits[0]] >= 0.1 ? waits : most;
   return `${does} ${percent(parts[part])}`;
+}
+
+/** The parts by their share, the largest first. */
+function largest(some, parts) {
+  return [...some].sort(([one], [other]) => parts[other] - parts[one]);
 }
