@@ -107,6 +107,7 @@ const NUMBERED: &[Numbered] = &[
     numbered("a starter with PMIx", "PMIX_RANK", None, Advice::Launcher),
     numbered("a starter with PMI", "PMI_RANK", None, Advice::Launcher),
     numbered("mpiexec of PALS", "PALS_RANKID", None, Advice::Launcher),
+    numbered("aprun", "ALPS_APP_PE", None, Advice::Launcher),
     numbered("blaunch", "LSF_PM_TASKID", None, Advice::Launcher),
     // The batch script itself runs on host 0 of the job, as task 1.
     numbered("pbsdsh", "PBS_NODENUM", Some(0), Advice::Launcher),
@@ -315,6 +316,7 @@ mod tests {
             ("PMIX_RANK=0 PMIX_NAMESPACE=a", "a starter with PMIx", run("-H HOST:RANKS,…")),
             ("PMI_RANK=0", "a starter with PMI ", run("-H HOST:RANKS,…")),
             ("PALS_RANKID=0", "PALS", run("-H HOST:RANKS,…")),
+            ("ALPS_APP_PE=0", "aprun may have", run("-H HOST:RANKS,…")),
             ("LSF_PM_TASKID=1 LSB_DJOB_NUMPROC=4", "blaunch", run("-H HOST:RANKS,…")),
             ("PBS_JOBID=7 PBS_NODENUM=2 PBS_TASKNUM=3", "pbsdsh", run("-H HOST:RANKS,…")),
             ("PBS_JOBID=7 PBS_NODENUM=0 PBS_TASKNUM=3", "PBS_TASKNUM", run("-H HOST:RANKS,…")),
