@@ -59,7 +59,7 @@ impl Session {
     ///     GradwireError: The last epoch ended with an error that is not recoverable, or the daemon
     ///         refuses this process.
     fn rejoin(&self, py: Python<'_>) -> PyResult<(u64, bool, Option<bool>)> {
-        let session = self.inner.clone();
+        let session = self.here(py);
         let Rejoined { epoch, newcomers, vote, .. } =
             interruptible::run(py, "gw-rejoin", move |cancel| {
                 // SAFETY: the caller of this method ensures it, as its documentation says: the

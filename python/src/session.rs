@@ -12,6 +12,7 @@ use crate::{
     adoption::{Adoption, Preparation},
     at_exit,
     buffer::{self, Buffer},
+    call_site,
     error::{PythonFailure, Raise},
     gate::Gate,
     handle::Handle,
@@ -48,7 +49,7 @@ impl Session {
         // Python programs order their threads: autograd's threads run while another one waits for
         // them.
         let builder = gradwire_worker::Session::builder_from_env().or_raise(py)?;
-        let builder = builder.unnamed_from_any_thread();
+        let builder = builder.unnamed_from_any_thread().called_at(call_site::here(py));
         // If nobody waits any more, the session is dropped and leaves the job.
         let inner = interruptible::run(py, "gw-attach", |cancel| builder.cancel(cancel).attach())?;
         Ok(Self { inner })

@@ -21,6 +21,7 @@ use gradwire_shm::{
 #[cfg(doc)]
 use crate::error::GradwireError;
 use crate::{
+    call_site::CallSite,
     elastic::Elastic,
     epoch::Membership,
     error::Result,
@@ -56,6 +57,7 @@ pub struct SessionBuilder {
     launch: Launch,
     cancel: Option<Arc<AtomicBool>>,
     any_thread: bool,
+    site: Option<CallSite>,
 }
 
 impl Session {
@@ -66,6 +68,7 @@ impl Session {
     /// [`GradwireError::NotLaunched`] if they are not set, and the process may go on alone. An
     /// error for another variable if that shows that a starter such as `srun` or `mpirun` started
     /// several tasks ([`crate::starters`]). Otherwise as for [`SessionBuilder::attach`].
+    #[track_caller]
     pub fn from_env() -> Result<Self> {
         Self::builder_from_env()?.attach()
     }
@@ -75,7 +78,12 @@ impl Session {
     /// # Errors
     /// As for the variables of [`Session::from_env`].
     pub fn builder_from_env() -> Result<SessionBuilder> {
-        Ok(SessionBuilder { launch: Launch::from_env()?, cancel: None, any_thread: false })
+        Ok(SessionBuilder {
+            launch: Launch::from_env()?,
+            cancel: None,
+            any_thread: false,
+            site: None,
+        })
     }
 
     /// A builder for a session of `job`, with local rank `local_rank`. The daemon listens at
@@ -90,7 +98,7 @@ impl Session {
         let (place, stderr) = (Place::LocalRank(local_rank), String::new());
         let (tuning, recording) = (RankSettings::default(), None);
         let launch = Launch { job, secret, socket, place, stderr, tuning, recording };
-        SessionBuilder { launch, cancel: None, any_thread: false }
+        SessionBuilder { launch, cancel: None, any_thread: false, site: None }
     }
 }
 
@@ -204,6 +212,13 @@ impl SessionBuilder {
         self
     }
 
+    /// [`SessionBuilder::attach`] counts as called from this line of the program. For language
+    /// bindings.
+    pub fn called_at(mut self, site: CallSite) -> Self {
+        self.site = Some(site);
+        self
+    }
+
     /// Attaches to the daemon and returns once every node of the job has joined. Some ranks may not
     /// have attached by then; use a barrier to wait for them. In an elastic job, waits for an epoch
     /// that includes this process, and for all its ranks.
@@ -211,8 +226,10 @@ impl SessionBuilder {
     /// # Errors
     /// [`GradwireError`] if no daemon answers, if it refuses this process, at the start timeout, or
     /// if memory can't be allocated.
+    #[track_caller]
     pub fn attach(self) -> Result<Session> {
-        let Self { launch, cancel, any_thread } = self;
+        let Self { launch, cancel, any_thread, site } = self;
+        let site = site.unwrap_or_else(CallSite::here);
         panics::keep_texts();
         let worker = &launch.tuning.worker;
         if worker.arena_segment_bytes < MIN_SEGMENT_BYTES {
@@ -261,7 +278,7 @@ impl SessionBuilder {
         };
         let elastic = worker.map(|worker| Elastic::new(launch, worker, attached));
         let session = Session::new(membership, elastic, counts, arena, job, process, limits);
-        session.first_epoch(&limit)?;
+        session.called_at(site).first_epoch(&limit)?;
         Ok(session)
     }
 }

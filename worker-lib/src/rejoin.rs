@@ -117,6 +117,7 @@ impl Session {
     /// The memory of tensors moves, at the same addresses. During the call no other thread writes
     /// to a tensor of this session, or unmaps adopted memory: a write may be lost, although the
     /// thread has a reference to the tensor.
+    #[track_caller]
     pub unsafe fn rejoin(&self) -> Result<Rejoined> {
         // SAFETY: the caller promises the same.
         unsafe { self.rejoin_unless(&AtomicBool::new(false)) }
@@ -129,6 +130,7 @@ impl Session {
     ///
     /// # Safety
     /// As for [`Session::rejoin`].
+    #[track_caller]
     pub unsafe fn rejoin_unless(&self, cancel: &AtomicBool) -> Result<Rejoined> {
         self.check_process()?;
         let elastic = self.elastic().ok_or_else(|| {
@@ -144,7 +146,8 @@ impl Session {
         };
         let within = elastic.launch.tuning.elastic.timeout;
         let limit = Limit::new(awaited(elastic.worker), within, &stopped);
-        let old = self.membership();
+        let session = self.called_at(self.site());
+        let old = session.membership();
         let mut turn = loop {
             if let Some(turn) = elastic.turn.try_lock_for(SLICE) {
                 break turn;
@@ -152,7 +155,7 @@ impl Session {
             limit.check("another thread rejoins")?;
         };
         // Another thread was faster.
-        let current = self.membership().world.epoch;
+        let current = session.membership().world.epoch;
         if let Some(rejoined) = turn.rejoined.clone().filter(|_| current > old.world.epoch) {
             return Ok(rejoined);
         }
@@ -163,7 +166,7 @@ impl Session {
             Err(error) => return Err(error),
         }
         // SAFETY: the caller promises the same.
-        let rejoined = unsafe { self.next_epoch(elastic, &mut turn, &limit) };
+        let rejoined = unsafe { session.next_epoch(elastic, &mut turn, &limit) };
         old.shared.noted(rejoined)
     }
 
