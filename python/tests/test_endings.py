@@ -432,6 +432,7 @@ def test_the_report_names_who_left_before_init(job: Job, options: list[str]) -> 
     report = done.stdout.rpartition("gradwire: ")[2]
     assert report.startswith("the job failed: rank 1 on host localhost"), done.stdout
     assert "its process ended with exit code 0 before it had joined the job" in report, done.stdout
+    assert "program.py:6 in <module>)" in report, done.stdout
     assert done.returncode == 1, done.stdout
 
 
