@@ -29,12 +29,20 @@ from gradwire.torch._words import word_in_flight, word_of
 
 
 def number_of(loss: Any) -> torch.Tensor | None:
-    """Returns a closure's loss as a tensor; None if it is not a number."""
-    if isinstance(loss, float):
-        return torch.tensor(loss, dtype=torch.float64, device="cpu")
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
-        return loss
-    return None
+    """Returns a closure's loss as a scalar of float64; None if it is not a number.
+
+    A number is whatever an optimizer can decide by, and so whatever ``float`` accepts. Each rank
+    may return another kind of number.
+    """
+    if isinstance(loss, torch.Tensor):
+        if loss.numel() != 1 or loss.is_complex():
+            return None
+        return loss.detach().to(torch.float64).reshape(())
+    try:
+        value = float(loss.item() if hasattr(loss, "item") else loss)  # NumPy has ``item``
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 class Agreeing(Flights):

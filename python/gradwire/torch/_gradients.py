@@ -234,15 +234,20 @@ class Exchange(Agreeing):
         super()._reset()
 
     def loss(self, loss: Any) -> Any:
-        """Returns a closure's loss; if it is a number, reduced like the gradients."""
+        """Returns a closure's loss; if it is a number, reduced like the gradients.
+
+        A tensor keeps its shape, and its element type if that is a float. Other numbers become a
+        float.
+        """
         own = number_of(loss)
         if own is None or not self.takes_part():
             return loss
         name = f"{self.identity.prefix}loss"
-        reduced = collectives.allreduce(
-            own.detach(), name, self.op, *self.scales, self.process_set
-        ).wait()
-        return reduced.item() if isinstance(loss, float) else reduced
+        reduced = collectives.allreduce(own, name, self.op, *self.scales, self.process_set).wait()
+        if not isinstance(loss, torch.Tensor):
+            return reduced.item()
+        dtype = loss.dtype if loss.is_floating_point() else torch.get_default_dtype()
+        return reduced.to(dtype).reshape(loss.shape)
 
     def copy(self, twins: Mapping[torch.Tensor, torch.Tensor]) -> Exchange:
         """Returns an exchange for copies of the parameters, which lack those removed meanwhile."""

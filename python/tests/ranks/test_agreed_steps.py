@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 from launching import needs_torch  # noqa: E402
@@ -439,6 +441,37 @@ def test_only_one_rank_has(alone: str, sent: str) -> None:
         else:
             optimizer.step(closure)
         equal_everywhere(parameter)
+
+
+# What `float` accepts, and so what LBFGS decides by.
+NUMBERS: list[Callable[[float], Any]] = [
+    torch.tensor,
+    lambda value: torch.tensor([[value]], dtype=torch.float64),
+    lambda value: torch.tensor(int(value)),
+    float,
+    int,
+    np.float32,
+    lambda value: np.array([value]),
+]
+
+
+@pytest.mark.parametrize("number", range(len(NUMBERS)))
+def test_ranks_return_different_kinds_of_numbers(number: int) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+    number_of = NUMBERS[(number + hvd.rank()) % len(NUMBERS)]
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        backward(parameter)
+        return number_of(2.0 * hvd.rank())
+
+    for _ in range(2):
+        loss = optimizer.step(closure)
+        assert float(loss) == hvd.size() - 1
+        if isinstance(own := number_of(0.0), torch.Tensor):
+            assert loss.shape == own.shape and loss.is_floating_point()
+    equal_everywhere(parameter)
 
 
 @needs_two
