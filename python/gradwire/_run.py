@@ -75,6 +75,8 @@ def run(
         InvalidRequest: An argument is invalid, or the function can't be pickled.
         NotLaunched: The program ``gradwire`` is not installed.
         Cancelled: A rank raised, or the job failed. The message contains the rank's traceback.
+        GradwireError: The ranks noticed only what happened to another one. This is the error of
+            the first of them, with the ``rank`` and ``host`` at fault, such as ``PeerLost``.
 
     Example:
         ```python
@@ -199,8 +201,12 @@ def _results(folder: Path, size: int | None, code: int) -> list[Any]:
         errors += sorted(folder.glob(f"{kind}.*"), key=lambda path: path.stat().st_mtime_ns)
     if errors:
         rank = int(errors[0].suffix[1:])
-        text = f"rank {rank} of the job raised:\n{errors[0].read_text()}"
-        raise Cancelled(text, kind="cancelled", rank=rank)
+        text, noticed = pickle.loads(errors[0].read_bytes())
+        text = f"rank {rank} of the job raised:\n{text}"
+        if noticed is None:
+            raise Cancelled(text, kind="cancelled", rank=rank)
+        facts = {name: getattr(noticed, name) for name in ("kind", "rank", "host", "tensor")}
+        raise type(noticed)(text, **facts)
     files = [folder / f"result.{rank}" for rank in range(size or 0)]
     if code != 0 or not all(path.exists() for path in files):
         text = f"the job ended with code {code}; its output is above"
@@ -223,7 +229,10 @@ def rank() -> None:
         others = isinstance(error, GradwireError) and error.rank not in (None, int(own))
         with _uncaught.shortened(error):
             text = traceback.format_exc()
-        (folder / f"{'noticed' if others else 'error'}.{own}").write_text(text)
+        name = f"{'noticed' if others else 'error'}.{own}"
+        is_ours = type(error).__module__.startswith("gradwire.")
+        told = error if others and is_ours else None
+        (folder / name).write_bytes(pickle.dumps((text, told)))
         raise
     (folder / f"result.{own}").write_bytes(result)
 

@@ -28,6 +28,8 @@ _process = 0
 how_to_begin = "call init() first"
 # Whether this process has left an elastic job.
 _left = False
+# The process in which ``multiprocessing`` calls this module at its end.
+_registered = 0
 # Whether the launcher has started this process after the first epoch of the job.
 _is_newcomer = False
 # Callbacks of other modules: after the session starts, before a process set is removed, and before
@@ -145,6 +147,7 @@ def init(
         # The launcher gives numbers only to ranks of the first epoch.
         _is_newcomer = made.elastic and "GRADWIRE_RANK" not in os.environ
         _variables.set_for(made)
+        _leave_with_multiprocessing()
         global_process_set._registered(made.global_process_set())
     for begin in after_init:
         begin()
@@ -304,6 +307,43 @@ def abort(reason: str) -> None:
         NotInitialized: ``init()`` has not been called.
     """
     session().abort(reason)
+
+
+def _leave_with_multiprocessing() -> None:
+    """Registers the end of this process, if ``multiprocessing`` has started it.
+
+    Its forked processes end without the handlers of ``atexit``.
+    """
+    global _registered
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is None or multiprocessing.parent_process() is None:
+        return
+    if _registered != os.getpid():
+        from multiprocessing import util
+
+        _registered = os.getpid()
+        # Below 0: after the daemonic children of this process have been ended.
+        util.Finalize(None, _at_end_of_target, exitpriority=-1)
+
+
+def _at_end_of_target() -> None:
+    """Leaves the job when the target of a process of ``multiprocessing`` has ended (TELL).
+
+    It runs while an exception of the target is on its way.
+    """
+    error = sys.exc_info()[1]
+    ends_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+    try:
+        if ends_well or not is_rank() or _session is None:
+            shutdown()
+        elif isinstance(error, SystemExit):
+            _session.abort(f"sys.exit({error.code!r})")
+        else:
+            _session.abort(_uncaught.described(error), getattr(error, "_failure", None))
+    except RuntimeError:
+        pass  # the failed calls have already reported it
+    finally:
+        _start.stop()
 
 
 def _has_exit_code() -> bool:

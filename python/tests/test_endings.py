@@ -436,6 +436,43 @@ def test_the_report_names_who_left_before_init(job: Job, options: list[str]) -> 
     assert done.returncode == 1, done.stdout
 
 
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("ends", "code", "told"),
+    [
+        ("pass", 0, None),
+        ("sys.exit(3)", 3, "gave up: sys.exit(3)"),
+        ("raise ValueError('a hole')", 1, "gave up: ValueError: a hole"),
+    ],
+)
+def test_a_rank_of_multiprocessing_ends(
+    job: Job, ends: str, code: int, told: str | None, context: str
+) -> None:
+    done = job(
+        f"""
+        import multiprocessing, sys
+        import gradwire as gw, numpy as np
+
+        def target():
+            gw.init()
+            gw.allreduce(np.ones(3), name="first")
+            if gw.rank() == 1:
+                {ends}
+            if {told is not None}:
+                gw.allreduce(np.ones(3), name="second")
+
+        if __name__ == "__main__":
+            process = multiprocessing.get_context({context!r}).Process(target=target)
+            process.start()
+            process.join()
+            sys.exit(process.exitcode)
+        """
+    )
+    assert done.returncode == code, done.stdout
+    assert "killed or crashed" not in done.stdout, done.stdout
+    assert told is None or told in done.stdout, done.stdout
+
+
 def test_a_fork_does_not_hide_its_parents_death(job: Job) -> None:
     done = job(
         """
