@@ -230,7 +230,7 @@ def rank() -> None:
         with _uncaught.shortened(error):
             text = traceback.format_exc()
         name = f"{'noticed' if others else 'error'}.{own}"
-        is_ours = type(error).__module__.startswith("gradwire.")
+        is_ours = type(error).__module__.partition(".")[0] == "gradwire"
         told = error if others and is_ours else None
         (folder / name).write_bytes(pickle.dumps((text, told)))
         raise

@@ -332,14 +332,15 @@ def _at_end_of_target() -> None:
     It runs while an exception of the target is on its way.
     """
     error = sys.exc_info()[1]
-    ends_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+    if isinstance(error, SystemExit):
+        why = f"sys.exit({error.code!r})" if error.code not in (None, 0) else None
+    else:
+        why = None if error is None else _uncaught.described(error)
     try:
-        if ends_well or not is_rank() or _session is None:
-            shutdown()
-        elif isinstance(error, SystemExit):
-            _session.abort(f"sys.exit({error.code!r})")
+        if why is not None and is_rank() and _session is not None:
+            _session.abort(why, getattr(error, "_failure", None))
         else:
-            _session.abort(_uncaught.described(error), getattr(error, "_failure", None))
+            shutdown()
     except RuntimeError:
         pass  # the failed calls have already reported it
     finally:

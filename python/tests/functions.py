@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def raises() -> None:
     gradwire.init()
     if gradwire.rank() == 1:
         raise LookupError("nothing there")
+    gradwire.barrier()
+
+
+def dies() -> None:
+    gradwire.init()
+    if gradwire.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     gradwire.barrier()
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from functions import horovods_variables, raises, shares
+from functions import dies, horovods_variables, raises, shares
 from launching import LAUNCHER, LIMIT, PLACES, Job, remains, running, torchrun, until
 
 import gradwire
@@ -29,6 +29,12 @@ def test_a_function_that_fails() -> None:
     assert caught.value.rank == 1
     with pytest.raises(ValueError, match="np=0"):
         gradwire.run(raises, np=0)
+
+
+def test_a_function_whose_rank_is_killed() -> None:
+    with pytest.raises(gradwire.PeerLost, match="killed by SIGKILL") as caught:
+        gradwire.run(dies, np=2)
+    assert (caught.value.rank, caught.value.host) == (1, "localhost")
 
 
 def test_a_killed_caller_leaves_no_job(tmp_path: Path) -> None:
