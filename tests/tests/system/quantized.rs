@@ -105,6 +105,9 @@ fn lost_parts_stay_with_their_tensor() {
         let lossy = |i: usize| 0.1 + (i % 7) as f32;
         // Four pieces of 1 MiB, and four with their names.
         const HALF: usize = 4 << 18;
+        // How many small operations are in flight at once.
+        const WINDOW: u32 = 64;
+        const { assert!((4096 + MAX_HELD).is_multiple_of(WINDOW)) };
         let value = |i: usize| if i < HALF { lossy(i) } else { 127.0 };
         let mut slice: Vec<f32> = (0..2 * HALF).map(value).collect();
         let options = AllreduceOptions::named("slice").op(ReduceOp::Sum);
@@ -118,11 +121,14 @@ fn lost_parts_stay_with_their_tensor() {
             let mut tensor = session.tensor(&values, &[20_000]).unwrap();
             session.allreduce(&mut tensor, AllreduceOptions::default().op(ReduceOp::Sum)).unwrap();
             assert!(at == 0 || tensor.as_slice().iter().all(|got| *got == 254.0));
-            for _ in 0..4096 + MAX_HELD {
-                let mut small = session.tensor(&[1.0f32], &[1]).unwrap();
-                session
-                    .allreduce(&mut small, AllreduceOptions::default().op(ReduceOp::Sum))
-                    .unwrap();
+            for _ in 0..(4096 + MAX_HELD) / WINDOW {
+                let start = |_| {
+                    let small = session.tensor(&[1.0f32], &[1]).unwrap();
+                    let options = AllreduceOptions::default().op(ReduceOp::Sum);
+                    session.allreduce_async(small, options).unwrap()
+                };
+                let started: Vec<_> = (0..WINDOW).map(start).collect();
+                started.into_iter().for_each(|handle| drop(handle.wait().unwrap()));
             }
         }
     });
