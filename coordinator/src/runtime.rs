@@ -1,17 +1,15 @@
 //! Owns the engine: one task passes events to it, executes its commands and runs its timers.
 //!
 //! - `streams`: messages to and from nodes
+//! - `reports`: reports of waits and of jobs that stand still
 //!
 //! Nothing here waits for a node. Each node has a bounded queue of messages, and a node that does
 //! not read them is lost (BOUND).
 
+mod reports;
 mod streams;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gradwire_proto::{
     Ending, Failure, JobId, NodeId, Secret,
@@ -38,7 +36,6 @@ use crate::{
     convert,
     engine::Engine,
     explaining::Explaining,
-    explanation::{self, Detail},
     history::History,
     inbox::{Inbound, OVER, Peer},
     metrics::{self, WaitMetrics},
@@ -50,7 +47,7 @@ use crate::{
     timeline::Timeline,
     traces::Traces,
     tuning::{self, Tuning, TuningFile},
-    watchdog::{Seen, Standstill, Watchdog},
+    watchdog::Watchdog,
 };
 
 /// How long the end of a job waits for the disk.
@@ -324,91 +321,6 @@ impl Runtime {
                 // The caller may be gone.
                 let _ = reply.send(self.snapshot());
             }
-        }
-    }
-
-    fn ask(&mut self, viewer: Option<oneshot::Sender<pb::Explanation>>, reports: bool, save: bool) {
-        for event in self.explain(viewer, reports, save) {
-            self.step(event);
-        }
-    }
-
-    /// Asks all nodes what their ranks do, for a viewer or for a report. Returns the loss of nodes
-    /// that do not read their messages.
-    fn explain(
-        &mut self,
-        viewer: Option<oneshot::Sender<pb::Explanation>>,
-        reports: bool,
-        save: bool,
-    ) -> Vec<Event> {
-        let nodes = self.nodes.values().filter_map(|session| session.node);
-        let question = self.explaining.ask(viewer, reports, save, nodes, Instant::now());
-        question.map_or_else(Vec::new, |question| self.send_to_world(Message::Explain(question)))
-    }
-
-    /// Looks whether the job stands still, and asks what its ranks do if so.
-    fn watch(&mut self) {
-        let reports = self.reports();
-        let mut ranks = reports.values().flat_map(|report| &report.ranks);
-        self.is_paused = ranks.any(|rank| rank.paused);
-        if self.is_paused {
-            self.step(Event::Paused);
-        }
-        if self.engine.phase() != Phase::Running {
-            return;
-        }
-        let seen = reports.iter().flat_map(|(node, report)| {
-            let age = Duration::from_millis(report.age_ms);
-            report.ranks.iter().map(move |rank| Seen::of((*node, rank), age))
-        });
-        if let Some(standstill) = self.watchdog.look(self.start.elapsed(), seen) {
-            self.happened(standstill.text());
-            metrics::stands_still();
-            self.ask(None, false, false);
-            self.explaining.add(standstill);
-        }
-    }
-
-    /// Reports a standstill to all ranks, or ends the job with this report.
-    fn stands_still(&mut self, standstill: &Standstill, explanation: &pb::Explanation) {
-        if self.engine.phase() != Phase::Running {
-            return;
-        }
-        let ranks = explanation::text(explanation, Detail::Standstill);
-        let text = format!("{}\n{ranks}", standstill.text());
-        if standstill.ends {
-            return self.step(Event::StandsStill { what: text.trim_end().to_owned() });
-        }
-        tracing::warn!("{}", text.trim_end());
-        let ranks = explanation.ranks.iter().map(|rank| rank.rank).collect();
-        for event in self.send_to_world(Message::Stalled(pb::Stalled { text, ranks })) {
-            self.step(event);
-        }
-    }
-
-    /// Passes an explanation on, once the nodes have answered.
-    fn explained(&mut self, now: Instant) {
-        let Some(answered) = self.explaining.close(now) else { return };
-        let explanation = self.engine.explain(&answered.answers, self.start.elapsed());
-        if answered.reports
-            && self.engine.phase() == Phase::Running
-            && let Some(due) = self.explaining.due(&explanation, self.stall_warning)
-        {
-            let text = explanation::text(&due, Detail::Report);
-            tracing::warn!("{}", text.trim_end());
-            let waiting: BTreeSet<u32> =
-                due.waits.iter().flat_map(|wait| wait.waiting.iter().copied()).collect();
-            let stalled = pb::Stalled { text, ranks: waiting.into_iter().collect() };
-            for event in self.send_to_world(Message::Stalled(stalled)) {
-                self.step(event);
-            }
-        }
-        if let Some(standstill) = &answered.standstill {
-            self.stands_still(standstill, &explanation);
-        }
-        for viewer in answered.viewers {
-            // It may be gone.
-            let _ = viewer.send(explanation.clone());
         }
     }
 
