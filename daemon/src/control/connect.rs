@@ -118,6 +118,13 @@ pub(super) fn lost(what: impl Into<String>) -> Failure {
         .hint("it runs in the first host's gradwired, whose log says why it ended")
 }
 
+/// The system of the coordinator's host accepts a connection, also for a process that is stopped.
+fn silent(coordinator: SocketAddr) -> Failure {
+    let what = format!("the coordinator at {coordinator} accepts connections, but says nothing");
+    Failure::new(FailureKind::CoordinatorLost, what)
+        .hint("the first host's gradwired is stopped, or that host is overloaded")
+}
+
 /// Whether the connection broke, and not the coordinator refused.
 pub(super) fn is_broken(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled)
@@ -209,12 +216,11 @@ pub(super) async fn open(
         };
         attempts.has_answered = true;
         let first = there.begin(introduction.may_return().is_some());
-        let silent = |_| Err(Status::deadline_exceeded("it accepts connections, but says nothing"));
-        let status =
-            match timeout_at(attempts.deadline().into(), first).await.unwrap_or_else(silent) {
-                Ok(opened) => return Ok(opened),
-                Err(status) => status,
-            };
+        let status = match timeout_at(attempts.deadline().into(), first).await {
+            Ok(Ok(opened)) => return Ok(opened),
+            Ok(Err(status)) => status,
+            Err(_) => return Err(silent(introduction.coordinator)),
+        };
         let is_busy = status.code() == Code::ResourceExhausted;
         let is_reset = is_broken(&status) && introduction.acceptor.is_none();
         resets += u32::from(is_reset);
