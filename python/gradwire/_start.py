@@ -257,11 +257,11 @@ def hand_over() -> list[int]:
 
 
 def explain_lost_daemon(error: PeerLost) -> PeerLost | None:
-    """Returns a clearer error if the rank that started this node's daemon has exited."""
+    """Returns a clearer error if the rank that started this node's daemon is lost."""
     if not _launched_here or _services or error.kind != "node-lost":
         return None
     rank = _number("RANK") - _number("LOCAL_RANK")
-    text = f"rank {rank}, which runs this node's daemon, has exited: see its output ({error})"
+    text = f"rank {rank}, which runs this node's daemon, has exited or is stopped: {error}"
     return PeerLost(text, kind=error.kind, rank=rank, host=socket.gethostname())
 
 

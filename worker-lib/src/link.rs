@@ -222,6 +222,14 @@ pub(crate) fn daemon_lost(when: &str) -> Failure {
         .hint("see its log or the launcher's last lines for the reason")
 }
 
+/// The socket of a stopped daemon stays open, and even accepts connections (WAIT).
+pub(crate) fn daemon_silent(silence: Duration) -> Failure {
+    let what =
+        format!("the daemon of this node (gradwired) has given no sign of life for {silence:?}");
+    let hint = "it is stopped, or the machine is overloaded";
+    Failure::new(FailureKind::NodeLost, what).hint(hint)
+}
+
 /// A daemon that has greeted this process.
 #[derive(Debug)]
 pub(crate) struct Greeted {

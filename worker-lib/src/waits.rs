@@ -90,7 +90,10 @@ pub(crate) fn attach(
     counts: &Arc<Counts>,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<(Arc<Shared>, World)> {
-    let greeted = link::greet(&launch.socket, cancelled)?;
+    let greeted = link::greet(&launch.socket, cancelled).map_err(|error| match error {
+        GradwireError::Timeout { after, .. } => link::daemon_silent(after).into(),
+        error => error,
+    })?;
     let within = launch.tuning.start.timeout;
     let attached = attach_to(greeted, launch, counts, within, cancelled)?;
     // A daemon says so only to workers of elastic jobs.

@@ -164,13 +164,8 @@ fn beat(shared: &Shared, silence: Duration, stopped: &mpsc::Receiver<()>) {
         if suspension.check(now, silence).is_some() || beats != last.0 {
             last = (beats, now);
         } else if beats != 0 && now - last.1 > silence {
-            // 0 means no heartbeat yet. WAIT: a stopped daemon's socket stays open.
-            let what = format!(
-                "the daemon of this node (gradwired) has given no sign of life for {silence:?}"
-            );
-            let failure = Failure::new(FailureKind::NodeLost, what)
-                .hint("it is stopped, or the machine is overloaded");
-            shared.finish(Ending::Failed(failure));
+            // 0 means no heartbeat yet.
+            shared.finish(Ending::Failed(link::daemon_silent(silence)));
             return;
         }
     }
