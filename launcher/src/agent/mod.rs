@@ -297,8 +297,22 @@ impl Agent {
     fn ended(&mut self, role: Role, end: ProcessEnd) {
         self.alive.remove(&role);
         match role {
-            Role::Rank(rank) => self.notify_daemon(Notice::Ended { rank: Rank(rank), end }),
+            Role::Rank(rank) => {
+                self.notify_daemon(Notice::Ended { rank: Rank(rank), end });
+                if !end.is_well() {
+                    self.report_stopped_daemon();
+                }
+            }
             Role::Daemon => self.recording.daemon_ended(end),
+        }
+    }
+
+    /// A stopped daemon can't say that it is the reason why a rank has failed.
+    fn report_stopped_daemon(&self) {
+        let daemon = self.alive.get(&Role::Daemon).copied();
+        if let Some(pid) = daemon.filter(|pid| processes::is_stopped(*pid)) {
+            let at_us = micros(self.born);
+            let _ = self.reports.try_send(Report::DaemonStopped { pid, at_us });
         }
     }
 

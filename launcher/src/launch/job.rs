@@ -228,6 +228,7 @@ impl Job {
             Event::Exited { node, role, pid, end, at, tail } => {
                 self.exited(node, role, (pid, end, at), tail, now);
             }
+            Event::DaemonStopped { node, pid, at } => self.daemon_stopped(node, pid, at, now),
             Event::Waiting { worker, .. } => self.waiting(worker, now),
             Event::Leaving { node, worker } => self.leaving(node, worker),
             Event::Listed(list) => self.listed(list),

@@ -66,6 +66,8 @@ pub enum Cause {
     },
     /// The connection to a host broke.
     Lost { host: String, what: String, at: Duration },
+    /// The daemon of a host was stopped by a signal, and a rank there failed.
+    Frozen { host: String, pid: u32, at: Duration },
     /// A signal asked the agent of a host to end, so it ends all processes there.
     Asked { host: String, what: String, at: Duration },
     /// This signal asked the launcher to end.
@@ -91,8 +93,8 @@ impl Cause {
             {
                 (2, with_own_cause(*at))
             }
-            // Before the daemon that the agent has ended.
-            Self::Asked { at, .. } => (2, with_own_cause(*at)),
+            // Before the daemon that the agent has ended, and the ranks that notice.
+            Self::Asked { at, .. } | Self::Frozen { at, .. } => (2, with_own_cause(*at)),
             Self::Ended { end: ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory, at, .. } => {
                 (2, at.saturating_sub(TOGETHER))
             }
@@ -104,7 +106,10 @@ impl Cause {
 
     fn at(&self) -> Option<Duration> {
         match self {
-            Self::Ended { at, .. } | Self::Lost { at, .. } | Self::Asked { at, .. } => Some(*at),
+            Self::Ended { at, .. }
+            | Self::Lost { at, .. }
+            | Self::Frozen { at, .. }
+            | Self::Asked { at, .. } => Some(*at),
             _ => None,
         }
     }
@@ -128,6 +133,10 @@ impl Cause {
             Self::Lost { host, what, .. } => {
                 format!("the connection to host {host} was lost: {what}")
             }
+            Self::Frozen { host, pid, .. } => format!(
+                "the daemon on host {host} (pid {pid}) did not respond: a signal or a debugger has \
+                 stopped it"
+            ),
             Self::Asked { host, what, .. } => format!("host {host} left the job: {what}"),
             Self::Interrupted(signal) => {
                 format!("interrupted by {}", signal_name(*signal).unwrap_or("a signal"))
@@ -146,7 +155,8 @@ impl Cause {
                 is_about_end && failure.rank.is_some_and(|blamed| blamed.0 == *rank)
             }
             Self::Ended { role: Role::Daemon, end, .. } => *end != ProcessEnd::Code(JOB_FAILED),
-            Self::Lost { .. } | Self::Asked { .. } | Self::NotStarted { .. } => true,
+            Self::Lost { .. } | Self::Frozen { .. } | Self::Asked { .. } => true,
+            Self::NotStarted { .. } => true,
             Self::Interrupted(_) | Self::Output(_) => true,
         }
     }
@@ -179,7 +189,7 @@ impl Cause {
                 }
                 lines
             }
-            Self::Lost { .. } | Self::Asked { .. } => {
+            Self::Lost { .. } | Self::Frozen { .. } | Self::Asked { .. } => {
                 vec![format!("gradwire: {headline}{others}")]
             }
             Self::Interrupted(_) | Self::Output(_) => {

@@ -215,6 +215,7 @@ fn a_stopped_daemon_is_reported_as_silent() {
     let far = ["host 127.0.0.2", "the daemon of ", "is lost: it has been silent for "];
     report.assert_notified(&[0, 1], fault, &far);
     report.assert_code(1);
+    report.assert_verdict(&["gradwire: the daemon on host 127.0.0.2 (pid ", "has stopped it"]);
 }
 
 /// It was stopped in the middle of an operation, and continues after every rank has given up.

@@ -145,6 +145,17 @@ impl Job {
         }
     }
 
+    /// The daemon of a host is stopped, so that a rank there has failed. In an elastic job, ranks
+    /// wait for the next epoch instead, and the daemon is killed.
+    pub(super) fn daemon_stopped(&mut self, node: usize, pid: u32, at: Duration, now: Duration) {
+        let host = self.host(node).to_owned();
+        let is_known =
+            |cause: &Cause| matches!(cause, Cause::Frozen { host: one, .. } if *one == host);
+        if self.epochs.is_none() && !self.causes.iter().any(is_known) {
+            self.fail(Cause::Frozen { host, pid, at }, now);
+        }
+    }
+
     pub(super) fn lost(&mut self, node: usize, what: String, at: Duration, now: Duration) {
         let host = self.host(node).to_owned();
         let stopped = std::mem::replace(&mut self.hosts[node].stopped, true);

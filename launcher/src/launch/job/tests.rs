@@ -147,6 +147,24 @@ fn the_first_rank_to_fail_decides() {
 }
 
 #[test]
+fn a_stopped_daemon_is_named_before_ranks() {
+    let mut job = running();
+    step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(7), 1405), 1406);
+    for at in [1407, 1410] {
+        step(&mut job, Event::DaemonStopped { node: 0, pid: 71, at: ms(at) }, at);
+    }
+    step(&mut job, Event::Tick, 1606);
+    step(&mut job, Event::Tick, 2606);
+    let report = stop_all(&mut job, 2700);
+    assert_eq!(report.code, 1);
+    assert_eq!(
+        report.lines,
+        ["gradwire: the daemon on host a (pid 71) did not respond: a signal or a debugger has \
+          stopped it; the other ranks were stopped"]
+    );
+}
+
+#[test]
 fn the_cause_may_be_reported_late() {
     // The ranks of b end because its daemon, which is slow to report, refused them.
     let begun = || {
