@@ -470,7 +470,9 @@ def test_ranks_return_different_kinds_of_numbers(number: int) -> None:
         loss = optimizer.step(closure)
         assert float(loss) == hvd.size() - 1
         if isinstance(own := number_of(0.0), torch.Tensor):
-            assert loss.shape == own.shape and loss.is_floating_point()
+            # One rank alone exchanges nothing, and gets what it has returned.
+            assert loss.shape == own.shape
+            assert loss.is_floating_point() or hvd.size() == 1
     equal_everywhere(parameter)
 
 
