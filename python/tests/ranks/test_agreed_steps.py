@@ -451,7 +451,7 @@ NUMBERS: list[Callable[[float], Any]] = [
     float,
     int,
     np.float32,
-    lambda value: np.array([value]),
+    np.array,
 ]
 
 
