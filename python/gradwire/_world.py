@@ -309,6 +309,16 @@ def abort(reason: str) -> None:
     session().abort(reason)
 
 
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """Leaves the job at the end of this process, and then ends what it has started."""
+    try:
+        with contextlib.suppress(RuntimeError):  # the failed calls have already reported it
+            yield
+    finally:
+        _start.stop()
+
+
 def _leave_with_multiprocessing() -> None:
     """Registers the end of this process, if ``multiprocessing`` has started it.
 
@@ -336,15 +346,11 @@ def _at_end_of_target() -> None:
         why = f"sys.exit({error.code!r})" if error.code not in (None, 0) else None
     else:
         why = None if error is None else _uncaught.described(error)
-    try:
+    with _ending():
         if why is not None and is_rank() and _session is not None:
             _session.abort(why, getattr(error, "_failure", None))
         else:
             shutdown()
-    except RuntimeError:
-        pass  # the failed calls have already reported it
-    finally:
-        _start.stop()
 
 
 def _has_exit_code() -> bool:
@@ -371,7 +377,7 @@ def _at_exit() -> None:
     """Leaves the job when the interpreter exits, or tells all ranks why it failed (TELL)."""
     if _process and _process != os.getpid():
         return  # a forked child has nothing to end
-    try:
+    with _ending():
         if _session is not None and _uncaught.text is not None:
             _tell()
         elif _has_exit_code():
@@ -381,10 +387,6 @@ def _at_exit() -> None:
                 ended.leave_at_exit(_start.hand_over())
         else:
             shutdown()
-    except RuntimeError:
-        pass  # the failed calls have already reported it
-    finally:
-        _start.stop()
 
 
 def _attached() -> _native.Session:
