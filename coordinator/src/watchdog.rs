@@ -115,7 +115,8 @@ impl Watchdog {
         let limit = min.max(step.saturating_mul(factor));
         let ends = !abort.is_zero() && idle >= abort.max(limit);
         let next = self.next.unwrap_or(limit);
-        if factor == 0 || (idle < next && !ends) {
+        let reports = factor > 0 && idle >= next;
+        if !reports && !ends {
             return None;
         }
         self.next = Some(2 * next.max(idle / 2));
@@ -213,8 +214,16 @@ mod tests {
 
     #[test]
     fn it_can_be_off() {
-        let mut dog = Watchdog::new(Limits { factor: 0, min: s(1), abort: s(1) });
+        let mut dog = Watchdog::new(Limits { factor: 0, min: s(1), abort: s(0) });
         dog.look(s(1), [seen(5, 1, 0)]);
         assert_eq!(dog.look(s(999), [seen(5, 1, 998)]), None);
+    }
+
+    #[test]
+    fn it_can_end_without_reports() {
+        let mut dog = Watchdog::new(Limits { factor: 0, min: s(1), abort: s(10) });
+        dog.look(s(1), [seen(5, 1, 0)]);
+        assert_eq!(dog.look(s(10), [seen(5, 1, 9)]), None);
+        assert!(dog.look(s(11), [seen(5, 1, 10)]).is_some_and(|it| it.ends));
     }
 }

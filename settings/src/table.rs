@@ -283,8 +283,8 @@ sections! {
         /// A shorter time without a step is never reported.
         min: Duration =
             "watchdog.min_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "60000", "ms";
-        /// A time without a step that has been reported and is longer than this ends the job; 0:
-        /// none does.
+        /// A time without a step that is longer than this, and long enough to be reported, ends the
+        /// job; with watchdog.factor=0 it only has to be longer than watchdog.min_ms; 0: none does.
         abort: Duration =
             "watchdog.abort_ms", Kind::Number { min: 0, max: 24 * HOUR_MS }, "0", "ms";
     }

@@ -67,7 +67,7 @@ pub enum Cause {
     /// The connection to a host broke.
     Lost { host: String, what: String, at: Duration },
     /// The daemon of a host was stopped by a signal, and a rank there failed.
-    Frozen { host: String, pid: u32, at: Duration },
+    DaemonStopped { host: String, pid: u32, at: Duration },
     /// A signal asked the agent of a host to end, so it ends all processes there.
     Asked { host: String, what: String, at: Duration },
     /// This signal asked the launcher to end.
@@ -94,7 +94,7 @@ impl Cause {
                 (2, with_own_cause(*at))
             }
             // Before the daemon that the agent has ended, and the ranks that notice.
-            Self::Asked { at, .. } | Self::Frozen { at, .. } => (2, with_own_cause(*at)),
+            Self::Asked { at, .. } | Self::DaemonStopped { at, .. } => (2, with_own_cause(*at)),
             Self::Ended { end: ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory, at, .. } => {
                 (2, at.saturating_sub(TOGETHER))
             }
@@ -108,7 +108,7 @@ impl Cause {
         match self {
             Self::Ended { at, .. }
             | Self::Lost { at, .. }
-            | Self::Frozen { at, .. }
+            | Self::DaemonStopped { at, .. }
             | Self::Asked { at, .. } => Some(*at),
             _ => None,
         }
@@ -133,7 +133,7 @@ impl Cause {
             Self::Lost { host, what, .. } => {
                 format!("the connection to host {host} was lost: {what}")
             }
-            Self::Frozen { host, pid, .. } => format!(
+            Self::DaemonStopped { host, pid, .. } => format!(
                 "the daemon on host {host} (pid {pid}) did not respond: a signal or a debugger has \
                  stopped it"
             ),
@@ -155,7 +155,7 @@ impl Cause {
                 is_about_end && failure.rank.is_some_and(|blamed| blamed.0 == *rank)
             }
             Self::Ended { role: Role::Daemon, end, .. } => *end != ProcessEnd::Code(JOB_FAILED),
-            Self::Lost { .. } | Self::Frozen { .. } | Self::Asked { .. } => true,
+            Self::Lost { .. } | Self::DaemonStopped { .. } | Self::Asked { .. } => true,
             Self::NotStarted { .. } => true,
             Self::Interrupted(_) | Self::Output(_) => true,
         }
@@ -189,7 +189,7 @@ impl Cause {
                 }
                 lines
             }
-            Self::Lost { .. } | Self::Frozen { .. } | Self::Asked { .. } => {
+            Self::Lost { .. } | Self::DaemonStopped { .. } | Self::Asked { .. } => {
                 vec![format!("gradwire: {headline}{others}")]
             }
             Self::Interrupted(_) | Self::Output(_) => {

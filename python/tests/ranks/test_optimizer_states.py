@@ -350,6 +350,24 @@ def test_gradients_changed_in_flight() -> None:
         optimizer.zero_grad()
 
 
+def test_a_state_is_not_restored_in_flight(several_ranks: None) -> None:
+    net = model()
+    optimizer = distributed(net)
+    state = hvd.elastic.TorchState(model=net, optimizer=optimizer, step=1)
+    train(net, optimizer, 1)
+    loss_of(net, *map(part, batch(1))).backward()
+    state.step = 2
+    before = [each.clone() for each in net.parameters()]
+    with pytest.raises(AssertionError, match="call one of these first"):
+        state.restore()
+    assert state.step == 2
+    assert all(torch.equal(*each) for each in zip(before, net.parameters(), strict=True))
+    optimizer.step()
+    state.restore()
+    assert state.step == 1
+    parameters_are_near(net, model())
+
+
 @pytest.mark.parametrize("dense", [False, True])
 def test_an_optimizer_of_sparse_gradients_only(dense: bool) -> None:
     def net() -> torch.nn.Module:

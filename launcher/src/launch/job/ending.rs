@@ -150,9 +150,9 @@ impl Job {
     pub(super) fn daemon_stopped(&mut self, node: usize, pid: u32, at: Duration, now: Duration) {
         let host = self.host(node).to_owned();
         let is_known =
-            |cause: &Cause| matches!(cause, Cause::Frozen { host: one, .. } if *one == host);
+            |cause: &Cause| matches!(cause, Cause::DaemonStopped { host: one, .. } if *one == host);
         if self.epochs.is_none() && !self.causes.iter().any(is_known) {
-            self.fail(Cause::Frozen { host, pid, at }, now);
+            self.fail(Cause::DaemonStopped { host, pid, at }, now);
         }
     }
 

@@ -185,8 +185,8 @@ class OptimizerStateHandler(_Copies):
 
     def restore(self) -> None:
         """Copies the state back. Gradients since then are dropped."""
+        self.value.zero_grad()  # raises while gradients are exchanged: before anything has changed
         load_optimizer_state(self.value, _kept(self._saved))
-        self.value.zero_grad()
 
     def sync(self) -> None:
         """Sends the root's state to all ranks."""
@@ -325,9 +325,16 @@ class TorchState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Returns to the saved attributes and states."""
-        for handler in self._handlers.values():
-            handler.restore()
+        """Returns to the saved attributes and states.
+
+        Raises:
+            AssertionError: A distributed optimizer is exchanging gradients. Nothing has changed.
+        """
+        # Optimizers first: these refuse.
+        for is_optimizer in (True, False):
+            for handler in self._handlers.values():
+                if isinstance(handler, OptimizerStateHandler) == is_optimizer:
+                    handler.restore()
         super().restore()
 
     def sync(self) -> None:
