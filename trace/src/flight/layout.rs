@@ -39,7 +39,8 @@
 //!                 message; 12 the first 8 dimensions; 20 name; 43 call site
 //! ```
 //!
-//! A text is its length in bytes, and then the bytes. If it is too long, its end is kept.
+//! A text is its length in bytes, and then the bytes. If it is too long, its end is kept; of an
+//! event's text, the start.
 
 /// How many operations of a rank, and how many events of a daemon are kept (BOUND).
 pub const KEPT: usize = 1024;

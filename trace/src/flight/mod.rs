@@ -116,19 +116,22 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_keep_their_end() {
+    fn long_texts_are_cut() {
         let memory = memory(1);
         let flight = Flight::begin(&memory, 1, "j", "h", 0);
         let long = format!("{}end", "é".repeat(3000));
         flight.submitted(0, 1, &submitted(1, &long, &[1; 20]));
-        flight.event(1, 0, &long);
+        flight.event(1, 0, &format!("start{long}\nand more"));
+        flight.event(2, 0, "one line\nand more");
         flight.failed(1, &long);
         flight.add_set(1, &vec![7; 100_000]);
         let image = Image::parse(&bytes(&memory)).unwrap();
         let operation = &image.ranks[0].operations[0];
-        for text in [&operation.name, &image.events[0].text] {
-            assert!(text.starts_with('é') && text.ends_with("éend"), "{text}");
-        }
+        let name = &operation.name;
+        assert!(name.starts_with('é') && name.ends_with("éend"), "{name}");
+        let event = &image.events[0].text;
+        assert!(event.starts_with("starté") && event.ends_with('é'), "{event}");
+        assert_eq!(image.events[1].text, "one line");
         assert_eq!((operation.dims.len(), image.sets.len()), (MAX_DIMS, 0), "BOUND");
         assert_eq!(image.failure, "", "a part of JSON is of no use");
     }

@@ -126,8 +126,8 @@ impl<'a> Flight<'a> {
         free[0].store(u64::from(set) | (ranks.len() as u64) << 32, Release);
     }
 
-    /// Records an event. Any thread may do that. The level is 0 for an error and grows with less
-    /// important events.
+    /// Records an event: the first line of its text, up to a limit. Any thread may do that. The level
+    /// is 0 for an error and grows with less important events.
     pub fn event(&self, at_ns: u64, level: u8, text: &str) {
         let number = self.0[header::EVENTS].fetch_add(1, Relaxed);
         let first = EVENTS + (number % KEPT as u64) as usize * SLOT;
@@ -135,7 +135,9 @@ impl<'a> Flight<'a> {
         slot[0].store(0, Relaxed);
         slot[event::AT].store(at_ns, Release);
         slot[event::LEVEL].store(level.into(), Release);
-        put(&slot[event::TEXT], text);
+        let line = text.lines().next().unwrap_or_default();
+        let fits = line.floor_char_boundary(room(event::TEXT.len()));
+        put(&slot[event::TEXT], &line[..fits]);
         slot[0].store(number + 1, Release);
     }
 
