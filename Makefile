@@ -23,6 +23,8 @@ BUILT = $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 # What the lint compares with, to show hard English that a change adds.
 BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || echo HEAD)
+# CI sets this to `true`, because clippy then checks the crates while the tests are built.
+CLIPPY ?= $(CARGO) clippy --workspace --all-targets -- -D warnings
 # The most places that scripts/plain_words.py may find; each is normal English.
 MOST_WORDS := 40
 INSTALL_WHEEL = pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
@@ -53,7 +55,7 @@ demo-rust: ## the same with a trainer in Rust, linked against libtorch
 
 test: ## every test, on a fresh machine too
 	@# All of it in one go: fewer crates would need their dependencies with fewer features, so anew.
-	$(TORCH) $(CARGO) build --workspace --bins --tests --examples
+	$(TORCH) $(CARGO) build --workspace --all-targets
 	cd lab/benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
 	$(MAKE) deploy-test
@@ -70,7 +72,7 @@ lint: ## format, clippy, types, texts: what CI checks besides the tests
 	python3 scripts/check_text.py
 	python3 scripts/plain_words.py --change $(BASE)
 	python3 scripts/plain_words.py --most $(MOST_WORDS)
-	$(TORCH) $(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(TORCH) $(CLIPPY)
 	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	$(call LINT_TOOL,ruff,$(RUFF))
 	.venv-lint/bin/ruff check lab scripts python examples deploy
