@@ -38,6 +38,10 @@ const MAX_SNAPSHOT: usize = 64 << 20;
 /// The hint how to find the address.
 const WHERE: &str = "gradwire run --verbose shows the coordinator's address";
 
+/// The hint if something accepts a connection to the coordinator and does not answer.
+const SILENT: &str = "its daemon is stopped or the network is down, and the job soon ends by itself \
+                      with the cause; or it is not the address of a coordinator";
+
 /// Moves the cursor home and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
@@ -91,7 +95,7 @@ pub(crate) async fn open<T>(
     };
     timeout(ANSWER, answer).await.unwrap_or_else(|_| {
         let what = format!("no coordinator answers at {address} within {ANSWER:?}");
-        Err(CommandError::failed(what).hint(WHERE))
+        Err(CommandError::failed(what).hint(SILENT))
     })
 }
 

@@ -94,6 +94,7 @@ pub fn to_json(explained: &Explanation) -> Value {
             "answered": rank.answered,
             "paused": (!rank.paused.is_empty()).then_some(&rank.paused),
             "submitted": rank.submitted,
+            "output": rank.output,
             "last_operations": rank.recent.iter().map(recent).collect::<Vec<_>>(),
             "threads": rank.threads.iter().map(thread).collect::<Vec<_>>(),
         })

@@ -18,6 +18,7 @@ PROGRAM = f"""
     from pathlib import Path
     import gradwire as gw, numpy as np
     gw.init()
+    print("rank", gw.rank(), "trains", flush=True)
     folder = Path(os.environ["TEST_FOLDER"])
     (folder / f"pid{{gw.rank()}}").write_text(str(os.getpid()))
     if gw.rank() == 0:

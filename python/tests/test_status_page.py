@@ -172,6 +172,7 @@ def test_the_page_asks_for_the_token(browser: Browser, tmp_path: Path) -> None:
         # With a token the page also has stacks.
         page.locator("#bars button").first.press("Enter")
         shows(page, "#rank-stacks", "program.py:")
+        shows(page, "#rank-output", re.compile(r"rank \d trains"))
 
         # The job ends successfully, and the page says so.
         (tmp_path / "end").touch()

@@ -11,6 +11,8 @@ def count_tokens() -> None:
 
 
 def load_batch(step: int) -> None:
+    if step % 100 == 0:
+        print("step", step, flush=True)
     if step == 811 and gradwire.rank() == 3:
         count_tokens()
 

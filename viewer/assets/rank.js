@@ -1,4 +1,5 @@
-// What one rank does now: its state, its last operations, and its stacks. It is asked on demand.
+// What one rank does now: its state, its last operations, its stacks and its last output. It is asked
+// on demand.
 
 import { byId, each, fillTable, make, setText } from "./dom.js";
 import { duration, percent } from "./format.js";
@@ -66,6 +67,9 @@ async function look() {
     none: "It has submitted nothing.",
   });
   showStacks(seen.stacks);
+  const output = seen.output ?? [];
+  byId("rank-wrote").hidden = output.length === 0;
+  setText(byId("rank-output"), output.join("\n"));
 }
 
 function inWords({ pid, doing, cpu, kernel_call: call, answered, submitted }) {

@@ -1,12 +1,12 @@
 //! What one rank does now, as JSON: its state, its last operations and, for those who may see them,
-//! its stacks. Pure.
+//! its stacks and its last output. Pure.
 
 use gradwire_proto::pb::{Doing, Explanation, Outcome, RankState};
 use serde_json::{Value, json};
 
 /// A rank in this explanation; `None` if nothing is known about this rank.
-/// `with_stacks`: the answer has the stacks of its threads.
-pub fn of(explanation: &Explanation, rank: u32, with_stacks: bool) -> Option<Value> {
+/// `with_insides`: the answer has the stacks of its threads and its last lines of output.
+pub fn of(explanation: &Explanation, rank: u32, with_insides: bool) -> Option<Value> {
     let state = explanation.ranks.iter().find(|state| state.rank == rank)?;
     let operations = state.recent.iter().map(|it| {
         json!({
@@ -27,7 +27,8 @@ pub fn of(explanation: &Explanation, rank: u32, with_stacks: bool) -> Option<Val
         "answered": state.answered,
         "submitted": state.submitted,
         "operations": operations.collect::<Vec<_>>(),
-        "stacks": with_stacks.then(|| stacks.collect::<Vec<_>>()),
+        "stacks": with_insides.then(|| stacks.collect::<Vec<_>>()),
+        "output": with_insides.then_some(&state.output),
     }))
 }
 
@@ -77,6 +78,7 @@ mod tests {
             threads: vec![ThreadStack { name: "main".into(), frames }],
             submitted: 9,
             host: "b".into(),
+            output: vec!["loss 0.5".into()],
             ..RankState::default()
         };
         Explanation { ranks: vec![state], ..Explanation::default() }
@@ -94,10 +96,11 @@ mod tests {
                     "name": "w", "call": "allreduce", "age_seconds": 1.5, "outcome": "in-flight",
                 }],
                 "stacks": [{"name": "main", "frames": ["train.py:12 in step"]}],
+                "output": ["loss 0.5"],
             })
         );
         let guest = of(&explanation(), 3, false).unwrap();
-        assert_eq!(guest["stacks"], Value::Null);
+        assert_eq!((&guest["stacks"], &guest["output"]), (&Value::Null, &Value::Null));
         assert!(!guest.to_string().contains("train.py"), "TRUST");
         assert_eq!(of(&explanation(), 4, true), None);
     }

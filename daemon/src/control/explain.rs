@@ -68,6 +68,7 @@ struct Observed {
     seen: Seen,
     pid: Option<u32>,
     before: Option<Used>,
+    wrote: Vec<String>,
 }
 
 fn explain(node: &Node, pb::Explain { number, save }: pb::Explain) -> pb::Explained {
@@ -95,13 +96,17 @@ fn explain(node: &Node, pb::Explain { number, save }: pb::Explain) -> pb::Explai
                     asked.push(local_rank);
                 }
             }
-            Observed { local_rank, rank, seen, pid, before }
+            let wrote = node.last_lines.of(node.number_of(local_rank));
+            Observed { local_rank, rank, seen, pid, before, wrote }
         })
         .collect();
     let mut answers = observations.wait(number, &asked, began + ANSWER);
     thread::sleep((began + SAMPLE).saturating_duration_since(Instant::now()));
     let now = Instant::now();
-    let states = ranks.iter().map(|it| state(it, answers.remove(&it.local_rank), now));
+    let states = ranks.into_iter().map(|it| {
+        let threads = answers.remove(&it.local_rank);
+        state(it, threads, now)
+    });
     let mut explained = pb::Explained {
         number,
         ranks: states.collect(),
@@ -130,12 +135,13 @@ fn can_answer(worker: &Worker) -> bool {
     !matches!(seen, pb::Doing::Stopped | pb::Doing::Gone)
 }
 
-fn state(observed: &Observed, threads: Option<Threads>, now: Instant) -> pb::RankState {
+fn state(observed: Observed, threads: Option<Threads>, now: Instant) -> pb::RankState {
     let mut state = pb::RankState {
         rank: observed.rank.0,
         pid: observed.pid.unwrap_or_default(),
         answered: threads.is_some(),
         threads: threads.unwrap_or_default(),
+        output: observed.wrote,
         ..pb::RankState::default()
     };
     if let Some(pid) = observed.pid {

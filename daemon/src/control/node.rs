@@ -39,8 +39,8 @@ use crate::{
     queue::{Removed, Stalled, TensorQueue},
     transport::paths::Paths,
     workers::{
-        observations::Observations, outbox::OutboxError, process_ends::ProcessEnds, slots::Workers,
-        worker::Worker,
+        last_lines::LastLines, observations::Observations, outbox::OutboxError,
+        process_ends::ProcessEnds, slots::Workers, worker::Worker,
     },
 };
 
@@ -74,6 +74,7 @@ pub(crate) struct Node {
     /// and joins must reach the coordinator in the order of the queue.
     resubmit: UnboundedSender<Resubmitted>,
     pub(crate) process_ends: ProcessEnds,
+    pub(crate) last_lines: LastLines,
     /// The change of the membership that the launcher wants, for workers that attach later.
     pub(crate) wanted: Mutex<Option<pb::MembershipChanged>>,
     /// Records events while the job is traced.
@@ -113,6 +114,7 @@ impl Node {
             workers,
             resubmit,
             process_ends: ProcessEnds::default(),
+            last_lines: LastLines::default(),
             wanted: Mutex::default(),
             recorder: tracer.recorder(Track::Control),
             tracer,

@@ -38,9 +38,11 @@ impl Node {
     pub(crate) fn handle_notice(&self, notice: Notice) {
         match notice {
             Notice::Started { rank, pid } => self.process_ends.started(rank, pid),
+            Notice::Wrote { rank, lines } => self.last_lines.set(rank, lines),
             Notice::Ended { rank, end } => {
                 tracing::debug!(process = %rank, "the process of a rank {end}");
                 self.process_ends.runs_no_more(rank);
+                self.last_lines.forget(rank);
                 self.ended(rank, end);
             }
             Notice::Changed { added, removed } => self.membership_changes(added, removed),
@@ -165,8 +167,13 @@ impl Node {
 
     /// The process that the agent has started as this rank, if it has.
     pub(crate) fn pid_of(&self, local_rank: u32) -> Option<u32> {
+        self.process_ends.pid(self.number_of(local_rank))
+    }
+
+    /// The launcher's number of the process of this rank.
+    pub(crate) fn number_of(&self, local_rank: u32) -> Rank {
         let elastic = self.config.elastic.as_ref();
         let number = elastic.and_then(|elastic| elastic.worker(local_rank)).map(Rank);
-        self.process_ends.pid(number.unwrap_or(self.rank(local_rank)))
+        number.unwrap_or(self.rank(local_rank))
     }
 }

@@ -222,11 +222,11 @@ impl Plan {
         Ok(step)
     }
 
-    /// Computes all times.
+    /// Computes all times. After each, `done` gets the number of all.
     ///
     /// # Errors
     /// If the coordinator refuses a job.
-    pub fn run(&self) -> Result<Vec<Size>, String> {
+    pub fn run(&self, done: impl Fn(usize) + Sync) -> Result<Vec<Size>, String> {
         let simulated = self.simulated();
         let method = |at| if at < simulated { Method::Simulated } else { Method::Priced };
         let mut all = Vec::new();
@@ -236,7 +236,11 @@ impl Plan {
         }
         let steps: Vec<Step> = all
             .par_iter()
-            .map(|&(at, nodes, spec)| self.step(nodes, spec, method(at)))
+            .map(|&(at, nodes, spec)| {
+                let step = self.step(nodes, spec, method(at));
+                done(all.len());
+                step
+            })
             .collect::<Result<_, String>>()?;
         let mut steps = all.iter().zip(steps).peekable();
         let size = |(at, &nodes): (usize, &u32)| {

@@ -5,6 +5,7 @@
 //! It decides nothing about the job. The same program runs on this machine and behind ssh.
 //!
 //! - [`output`], [`split`]: the output of processes becomes lines
+//! - [`last_lines`]: what a rank has written last
 //! - [`exec`]: the last step before a program runs
 //! - [`host`]: does this host have what the job needs
 //! - [`recording`]: saves the flight recording of a daemon that was killed
@@ -13,6 +14,7 @@
 
 pub mod exec;
 pub mod host;
+pub mod last_lines;
 pub mod memory;
 pub mod output;
 pub mod recording;
@@ -45,7 +47,8 @@ use tokio::{
 };
 
 use self::{
-    host::Checked, memory::Victims, output::Output, recording::Recording, signals::Suspended,
+    host::Checked, last_lines::AllLastLines, memory::Victims, output::Output, recording::Recording,
+    signals::Suspended,
 };
 use crate::{
     error::{limits_hint, print_line},
@@ -74,6 +77,9 @@ const PART: usize = 64 << 10;
 /// The interval at which ended orphans are reaped, and stopped ranks are looked for.
 const REAP: Duration = Duration::from_secs(5);
 
+/// The interval at which the daemon gets what the ranks have written.
+const PASS_ON: Duration = Duration::from_secs(1);
+
 #[derive(Debug)]
 struct Agent {
     begin: Begin,
@@ -90,6 +96,7 @@ struct Agent {
     daemon: Option<mpsc::Sender<Notice>>,
     victims: Arc<Victims>,
     recording: Recording,
+    last_lines: AllLastLines,
 }
 
 /// Why an agent ends everything.
@@ -119,7 +126,7 @@ where
             let (ended, ends) = mpsc::channel(REPORTS);
             let _ = reports.send(ready).await;
             let (reports, alive) = (reports.clone(), BTreeMap::new());
-            let (suspended, stopped, daemon) = Default::default();
+            let (suspended, stopped, daemon, last_lines) = Default::default();
             let victims = Arc::new(Victims::new());
             let recording = Recording::new(&begin.recorder);
             let agent = Agent {
@@ -134,6 +141,7 @@ where
                 daemon,
                 victims,
                 recording,
+                last_lines,
             };
             agent.serve(orders, ends).await
         }
@@ -226,6 +234,8 @@ impl Agent {
         };
         let mut reap = interval(REAP);
         reap.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut wrote = interval(PASS_ON);
+        wrote.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_order = Instant::now();
         let mut suspension = Suspension::new(last_order);
         let unheard = |why: String| End { why, alone: false, grace, flush: FLUSH_UNHEARD };
@@ -287,6 +297,7 @@ impl Agent {
                     self.victims.look();
                     self.look_at_daemon();
                 }
+                _ = wrote.tick() => self.pass_on_last_lines(),
             }
         };
         let flush = end.flush;
@@ -298,6 +309,7 @@ impl Agent {
         self.alive.remove(&role);
         match role {
             Role::Rank(rank) => {
+                self.last_lines.remove(Rank(rank));
                 self.notify_daemon(Notice::Ended { rank: Rank(rank), end });
                 if !end.is_well() {
                     self.report_stopped_daemon();
@@ -399,6 +411,17 @@ impl Agent {
         }
     }
 
+    /// Tells the daemon what the ranks have written last. If it does not read, the queue is kept
+    /// free for notices that matter more.
+    fn pass_on_last_lines(&self) {
+        let Some(daemon) = &self.daemon else { return };
+        for notice in self.last_lines.news() {
+            if daemon.capacity() > daemon.max_capacity() / 2 {
+                let _ = daemon.try_send(notice);
+            }
+        }
+    }
+
     fn start(&mut self, start: Start) -> Result<u32, String> {
         if self.alive.contains_key(&start.role) {
             return Err(format!("{} already runs on host {}", start.role, self.begin.host));
@@ -440,7 +463,11 @@ impl Agent {
         }
         let (role, born) = (start.role, self.born);
         let (reports, ended) = (self.reports.clone(), self.ended.clone());
-        let output = |stream| Output::new(role, stream, reports.clone());
+        let last = match role {
+            Role::Rank(rank) => Some(self.last_lines.add(Rank(rank))),
+            Role::Daemon => None,
+        };
+        let output = |stream| Output::new(role, stream, reports.clone(), last.clone());
         let out = child.stdout.take().map(|pipe| output(Stream::Stdout).start(pipe));
         let err = child.stderr.take().map(|pipe| output(Stream::Stderr).start(pipe));
         let victims = self.victims.clone();

@@ -11,7 +11,10 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-use super::split::{MAX_STRETCH, Splitter};
+use super::{
+    last_lines::LastLines,
+    split::{MAX_STRETCH, Splitter},
+};
 use gradwire_proto::Rank;
 use gradwire_services::launch::{
     LAST_WORDS, LAST_WORDS_END, LEAVES, LineEnd, Report, Role, Stream, Text, WAITS,
@@ -40,13 +43,20 @@ pub struct Output {
     role: Role,
     stream: Stream,
     reports: mpsc::Sender<Report>,
+    /// The last lines of a rank.
+    last: Option<LastLines>,
     splitter: Splitter,
 }
 
 impl Output {
-    /// The output `stream` of `role`, to be sent as reports.
-    pub fn new(role: Role, stream: Stream, reports: mpsc::Sender<Report>) -> Self {
-        Self { role, stream, reports, splitter: Splitter::default() }
+    /// The output `stream` of `role`, to be sent as reports and kept in `last`.
+    pub(super) fn new(
+        role: Role,
+        stream: Stream,
+        reports: mpsc::Sender<Report>,
+        last: Option<LastLines>,
+    ) -> Self {
+        Self { role, stream, reports, last, splitter: Splitter::default() }
     }
 
     /// Passes on what is written to `pipe`, until no process has it open.
@@ -116,6 +126,9 @@ impl Output {
             }
             // The control line begins after an unfinished line.
             (text, end) = (unfinished, LineEnd::Newline);
+        }
+        if let Some(last) = &self.last {
+            last.push(&text, end);
         }
         let _ = self.reports.send(Report::Output { role, stream, text, end }).await;
     }

@@ -369,6 +369,9 @@ pub enum Report {
     Stopped,
 }
 
+/// The most last lines of a rank that its daemon knows (BOUND).
+pub const MAX_LAST_LINES: usize = 5;
+
 /// From an agent to the daemon of its host. A daemon that starts while ranks run learns of them
 /// first. `rank` is the worker id, as in [`Role::Rank`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -379,6 +382,8 @@ pub enum Notice {
     Started { rank: Rank, pid: u32 },
     /// The process of a rank has ended.
     Ended { rank: Rank, end: ProcessEnd },
+    /// The last lines that the process of a rank has written, at most [`MAX_LAST_LINES`].
+    Wrote { rank: Rank, lines: Vec<String> },
     /// The launcher is about to change the membership of the job: workers wait to join it, or are
     /// to leave it. It may come several times in an epoch.
     Changed { added: bool, removed: bool },

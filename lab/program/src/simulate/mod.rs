@@ -7,6 +7,7 @@ mod output;
 mod paper;
 mod plan;
 mod plot;
+mod progress;
 mod run;
 mod step;
 

@@ -10,7 +10,10 @@ use gradwire_simulator::{
 };
 use serde_json::{Value, json};
 
-use super::output::{Directory, Output, as_text};
+use super::{
+    output::{Directory, Output, as_text},
+    progress::Progress,
+};
 
 /// The options of `gradwire simulate paper`.
 #[derive(Debug, Args)]
@@ -52,7 +55,11 @@ impl Name {
 
 pub(super) fn paper(options: &PaperOptions) -> Result<Output, CommandError> {
     let directory = Directory::new(options.out.as_deref())?;
-    Ok(output(options.paper.paper().run(), directory))
+    let progress = Progress::new();
+    progress.about("all simulations of the paper");
+    let results = options.paper.paper().run();
+    drop(progress);
+    Ok(output(results, directory))
 }
 
 fn output(results: Results, directory: Directory) -> Output {

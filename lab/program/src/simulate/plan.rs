@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use super::{
     model::{COMPUTE, MODELS, model, number, parse_compute},
     output::{Directory, Output, as_text},
+    progress::Progress,
 };
 
 /// The most chunks to simulate: less than a minute on one core.
@@ -153,7 +154,9 @@ pub(super) fn plan(options: &PlanOptions) -> Result<Output, CommandError> {
     let plan = planned(options)?;
     check_extent(&plan)?;
     let directory = Directory::new(options.out.as_deref())?;
-    let sizes = plan.run().map_err(CommandError::failed)?;
+    let progress = Progress::new();
+    let sizes = plan.run(|all| progress.one_of(all, "steps")).map_err(CommandError::failed)?;
+    drop(progress);
     let changes = changes(&sizes);
     let compute = plan.model.compute;
     let text = format!(
