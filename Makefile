@@ -55,7 +55,7 @@ demo-rust: ## the same with a trainer in Rust, linked against libtorch
 
 test: ## every test, on a fresh machine too
 	@# All of it in one go: fewer crates would need their dependencies with fewer features, so anew.
-	$(TORCH) $(CARGO) build --workspace --all-targets
+	$(TORCH) $(CARGO) build --workspace --bins --tests --examples --bench '*'
 	cd lab/benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
 	$(MAKE) deploy-test

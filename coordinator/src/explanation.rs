@@ -14,9 +14,7 @@ use std::{
 
 use gradwire_proto::{Rank, pb};
 
-use self::phrases::{
-    MAX_GROUPS, MAX_NAMES, does, is_own, mutual, named, place, recent, state, waited,
-};
+use self::phrases::{MAX_GROUPS, does, is_own, mutual, named, place, recent, state, waited};
 use crate::model::text;
 
 /// The most waits and ranks in a text (BOUND).
@@ -262,6 +260,8 @@ impl Lines<'_> {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::EPOCH_MEETING;
+
     use super::*;
 
     fn wait(name: &str, waiting: &[u32], missing: &[u32]) -> pb::Wait {

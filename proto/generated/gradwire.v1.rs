@@ -486,6 +486,9 @@ pub struct RankState {
     /// for how long
     #[prost(uint64, tag = "12")]
     pub paused_ms: u64,
+    /// the last lines that its process has written, at most 5
+    #[prost(string, repeated, tag = "13")]
+    pub output: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RecentOperation {

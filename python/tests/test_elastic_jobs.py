@@ -77,7 +77,8 @@ def test_training_outlives_a_killed_rank(tmp_path: Path, mode: str, rank: int) -
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
-    kill = [1, rank, chance.randrange(STEPS - 1), chance.choice(MOMENTS)]
+    # After a kill at the end of a step, the next one may be skipped: the last one shows the rest.
+    kill = [1, rank, chance.randrange(STEPS - 2), chance.choice(MOMENTS)]
     print("kill", kill)
     options = ["--min-np", "2", "--max-np", "3", "--blacklist-cooldown-range", "600", "600"]
     said = train(tmp_path, mode, *options, kills=[kill])

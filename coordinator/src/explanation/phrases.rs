@@ -10,7 +10,7 @@ use crate::model::text;
 pub(super) const MAX_GROUPS: usize = 8;
 
 /// The most names of tensors that wait for the same ranks.
-pub(super) const MAX_NAMES: usize = 3;
+const MAX_NAMES: usize = 3;
 
 /// The largest share of a core that a sleeping process uses.
 const IDLE: f32 = 0.1;

@@ -422,7 +422,7 @@ impl Daemon {
             Notice::Stopping { why, .. } => {
                 self.report(world, Failure::new(FailureKind::Cancelled, why));
             }
-            Notice::Started { .. } | Notice::DaemonEnded { .. } => {}
+            Notice::Started { .. } | Notice::Wrote { .. } | Notice::DaemonEnded { .. } => {}
         }
     }
 
