@@ -126,8 +126,8 @@ impl<'a> Flight<'a> {
         free[0].store(u64::from(set) | (ranks.len() as u64) << 32, Release);
     }
 
-    /// Records an event: the first line of its text, up to a limit. Any thread may do that. The level
-    /// is 0 for an error and grows with less important events.
+    /// Records an event: the first line of its text, up to a limit. Any thread may do that. The
+    /// level is 0 for an error and grows with less important events.
     pub fn event(&self, at_ns: u64, level: u8, text: &str) {
         let number = self.0[header::EVENTS].fetch_add(1, Relaxed);
         let first = EVENTS + (number % KEPT as u64) as usize * SLOT;
