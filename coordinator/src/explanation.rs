@@ -199,7 +199,7 @@ impl Lines<'_> {
                 _ => self.stacks(rank, detail),
             }
             shown.entry(stack).or_insert(rank.rank);
-            // Those who get a report have seen the output.
+            // The launcher has shown the output before a report.
             if let (Some(line), true) = (rank.output.last(), detail != Detail::Report) {
                 self.line(1, format!("it wrote last: {line}"));
             }
