@@ -33,6 +33,7 @@ _PACKAGES = ("gradwire", "torch")
 # As in proto/services/src/launch.rs.
 _STDERR = "GRADWIRE_STDERR"
 _LAST_WORDS, _LAST_WORDS_END = b"\x1egradwire: last words\n", b"\x1egradwire: end of last words\n"
+_CONSEQUENCE = b"\x1egradwire: a consequence\n"
 _watching = False
 
 
@@ -69,6 +70,11 @@ def watch() -> None:
         is_end = getattr(sys, "last_value", None) is error
         if is_end:
             _note(error)
+            if cause is not None and str(cause.rank) not in (
+                "None",
+                os.environ.get("GRADWIRE_RANK"),
+            ):
+                _tell_agent(_CONSEQUENCE)
             _tell_before_waiting()
         with announced(), shortened(error) as ours:
             if is_end:

@@ -17,6 +17,15 @@ pub(crate) struct PythonError {
 #[pyclass(frozen, name = "Failure", module = "gradwire._native")]
 pub(crate) struct PythonFailure(pub(crate) Failure);
 
+#[pymethods]
+impl PythonFailure {
+    /// The rank at fault, if there is one.
+    #[getter]
+    fn rank(&self) -> Option<u32> {
+        self.0.rank.map(|rank| rank.0)
+    }
+}
+
 impl PythonError {
     /// A call with an invalid argument; nothing was started.
     pub(crate) fn invalid(text: impl Into<String>) -> Self {

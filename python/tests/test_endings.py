@@ -494,3 +494,67 @@ def test_a_fork_does_not_hide_its_parents_death(job: Job) -> None:
         and "TOLD 1 " in done.stdout
     ), done.stdout
     assert done.returncode == 7, done.stdout
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "os._exit(3)", "exec('raise SystemExit(3)')"])
+def test_a_rank_fails_after_it_has_left(job: Job, end: str) -> None:
+    done = job(
+        f"""
+        import os, sys, time
+        import gradwire as gw
+        gw.init()
+        gw.barrier()
+        if gw.rank() == 1:
+            gw.shutdown()
+            {end}
+        time.sleep(1000)
+        """,
+        hosts="127.0.0.1:1,127.0.0.2:1",
+    )
+    assert done.returncode == 3, done.stdout
+    [report] = [line for line in done.stdout.splitlines() if line.startswith("gradwire: rank")]
+    assert report.startswith("gradwire: rank 1 on host 127.0.0.2"), done.stdout
+    assert "ended with exit code 3" in report and "was asked to end" not in done.stdout, done.stdout
+
+
+def test_an_exception_in_the_second_job_is_named(job: Job) -> None:
+    pytest.importorskip("torch")  # its store connects the ranks
+    done = job(
+        """
+        import time
+        import gradwire as gw
+        gw.init()
+        gw.shutdown()
+        gw.init()
+        gw.barrier()
+        if gw.rank() == 0:
+            raise ValueError("a hole")
+        time.sleep(1)
+        gw.barrier()
+        """
+    )
+    assert done.returncode == 1, done.stdout
+    [report] = [line for line in done.stdout.splitlines() if line.startswith("gradwire: rank")]
+    assert report.startswith("gradwire: rank 0 on host"), done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_what_libraries_print_gets_into_no_socket(job: Job, closed: str) -> None:
+    done = job(
+        """
+        import ctypes, os
+        import gradwire as gw, numpy as np
+        gw.init()
+        library = ctypes.CDLL(None)
+        library.puts(b"a message of a library")
+        library.fflush(None)
+        library.perror(b"another one")
+        for descriptor in (1, 2):
+            os.write(descriptor, b"x" * 1000)
+        total = gw.allreduce(np.ones(3), op=gw.Sum)
+        with open(f"{os.environ['TEST_FOLDER']}/{gw.rank()}", "w") as file:
+            print(*total, file=file)
+        """,
+        options=["--", "sh", "-c", f'shift; exec "$@" {closed}', "sh"],
+    )
+    assert done.returncode == 0, done.stdout

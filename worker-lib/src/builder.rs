@@ -32,6 +32,7 @@ use crate::{
     rejoin,
     session::{Limits, Session},
     shared::Shared,
+    standard_streams,
     stats::Counts,
     waits::{self, Limit},
 };
@@ -231,6 +232,7 @@ impl SessionBuilder {
         let Self { launch, cancel, any_thread, site } = self;
         let site = site.unwrap_or_else(CallSite::here);
         panics::keep_texts();
+        standard_streams::hold();
         let worker = &launch.tuning.worker;
         if worker.arena_segment_bytes < MIN_SEGMENT_BYTES {
             let given = worker.arena_segment_bytes.to_string();

@@ -190,6 +190,7 @@ mod session;
 mod shared;
 mod sizes;
 mod sparse;
+mod standard_streams;
 pub mod starters;
 mod stats;
 mod stuck;

@@ -17,7 +17,7 @@ use super::{
 };
 use gradwire_proto::Rank;
 use gradwire_services::launch::{
-    LAST_WORDS, LAST_WORDS_END, LEAVES, LineEnd, Report, Role, Stream, Text, WAITS,
+    CONSEQUENCE, LAST_WORDS, LAST_WORDS_END, LEAVES, LineEnd, Report, Role, Stream, Text, WAITS,
 };
 
 /// An output that is being passed on.
@@ -139,6 +139,7 @@ fn control_line(text: &Text, rank: Rank) -> Option<(&[u8], Report)> {
     let lines = [
         (LAST_WORDS, Report::LastWords { rank }),
         (LAST_WORDS_END, Report::LastWordsEnd { rank }),
+        (CONSEQUENCE, Report::Consequence { rank }),
         (WAITS, Report::Waiting { rank }),
         (LEAVES, Report::Leaving { rank }),
     ];

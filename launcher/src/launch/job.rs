@@ -34,7 +34,7 @@ mod starting;
 
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
 
-use gradwire_proto::Failure;
+use gradwire_proto::{Failure, FailureKind};
 use gradwire_services::launch::{Order, ProcessEnd, Role, ServiceReport, from_line, signal_name};
 use rustix::process::Signal;
 
@@ -94,6 +94,11 @@ struct Process {
     started: Option<Duration>,
     /// It should have ended, and was killed because it did not.
     killed: bool,
+    /// A daemon: it was killed because no further epoch forms. Its end may be seen after that of
+    /// the job.
+    dismissed: bool,
+    /// A rank: it ends because of a failure of the job, which another process has caused.
+    is_consequence: bool,
     ended: Option<ProcessEnd>,
 }
 
@@ -229,6 +234,10 @@ impl Job {
                 self.exited(node, role, (pid, end, at), tail, now);
             }
             Event::DaemonStopped { node, pid, at } => self.daemon_stopped(node, pid, at, now),
+            Event::Consequence { node, worker } => {
+                let rank = self.processes.entry((node, Role::Rank(worker))).or_default();
+                rank.is_consequence = true;
+            }
             Event::Waiting { worker, .. } => self.waiting(worker, now),
             Event::Leaving { node, worker } => self.leaving(node, worker),
             Event::Listed(list) => self.listed(list),
@@ -296,8 +305,9 @@ impl Job {
                 // stopped.
                 let stops = self.is_stopping();
                 let knows = match &self.failure {
-                    // A job that has succeeded can't fail because its daemons are stopped.
-                    None => !stops || !self.causes.is_empty(),
+                    // A job that has succeeded can't fail because its daemons are stopped. And a
+                    // daemon that only reports our order repeats a cause that is known here.
+                    None => !stops || (!self.causes.is_empty() && !is_order(&failure)),
                     Some((from, _)) => node == first && *from != first && !stops,
                 };
                 let is_first = self.failure.is_none();
@@ -486,6 +496,11 @@ impl Job {
         self.deadline = Some(now + limit);
         self.advance(now);
     }
+}
+
+/// Whether a daemon reports only that it was asked to end, and not what a rank did.
+fn is_order(failure: &Failure) -> bool {
+    failure.kind == FailureKind::Cancelled && failure.rank.is_none()
 }
 
 #[cfg(test)]

@@ -296,6 +296,7 @@ impl Link {
             Report::Asked { what, at_us } => {
                 Some(Event::Asked { node, what, at: self.when(at_us) })
             }
+            Report::Consequence { rank } => Some(Event::Consequence { node, worker: rank.0 }),
             Report::Waiting { rank } => Some(Event::Waiting { node, worker: rank.0 }),
             Report::Leaving { rank } => Some(Event::Leaving { node, worker: rank.0 }),
             Report::Stopped => Some(Event::Stopped { node }),

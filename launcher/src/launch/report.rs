@@ -55,6 +55,7 @@ pub enum Cause {
     /// The job could not start. The hint may be empty.
     NotStarted { what: String, hint: String },
     /// A process failed after it ran for `ran`; `tail` has its last lines on standard error.
+    /// `is_consequence`: it is a rank, and has said that another process has caused its end.
     Ended {
         role: Role,
         host: String,
@@ -62,6 +63,7 @@ pub enum Cause {
         end: ProcessEnd,
         at: Duration,
         ran: Duration,
+        is_consequence: bool,
         tail: Vec<String>,
     },
     /// The connection to a host broke.
@@ -79,9 +81,11 @@ pub enum Cause {
 impl Cause {
     /// The order of causes; the first is the root: an interruption, then the earliest. A killed
     /// process does not react to others, so its end counts as [`TOGETHER`] earlier: others see its
-    /// socket close before the agent sees its end. Services react to ranks, so the end of a service
-    /// counts as later.
+    /// socket close before the agent sees its end. Ranks that end because of another process, and
+    /// services, which react to ranks, come last.
     fn order(&self, failure: Option<&Failure>) -> (u8, Duration) {
+        // A failure that the daemons have reported says what the cause is.
+        let consequence = if failure.is_none() { 3 } else { 2 };
         match self {
             Self::Interrupted(_) => (0, Duration::ZERO),
             Self::Output(_) => (1, Duration::ZERO),
@@ -98,9 +102,11 @@ impl Cause {
             Self::Ended { end: ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory, at, .. } => {
                 (2, at.saturating_sub(TOGETHER))
             }
-            Self::Ended { role: Role::Rank(_), at, .. } => (2, *at),
-            Self::Ended { at, .. } | Self::Lost { at, .. } => (2, *at + TOGETHER),
-            Self::NotStarted { .. } => (3, Duration::ZERO),
+            Self::Ended { role: Role::Rank(_), at, is_consequence: false, .. } => (2, *at),
+            Self::Lost { at, .. } => (2, *at + TOGETHER),
+            Self::Ended { role: Role::Rank(_), at, .. } => (consequence, *at),
+            Self::Ended { at, .. } => (consequence, *at + TOGETHER),
+            Self::NotStarted { .. } => (4, Duration::ZERO),
         }
     }
 
@@ -392,6 +398,7 @@ mod tests {
             end,
             at: Duration::from_millis(at_ms),
             ran: Duration::from_millis(400),
+            is_consequence: false,
             tail: vec!["out of memory".into()],
         }
     }

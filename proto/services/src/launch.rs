@@ -42,6 +42,10 @@ pub const LAST_WORDS: &str = "\u{1e}gradwire: last words";
 /// The line that follows the report of an error.
 pub const LAST_WORDS_END: &str = "\u{1e}gradwire: end of last words";
 
+/// The line that a rank writes to that pipe before it reports an error that another process has
+/// caused.
+pub const CONSEQUENCE: &str = "\u{1e}gradwire: a consequence";
+
 /// The line that a training process of an elastic job writes to that pipe when it waits for an
 /// epoch that includes it. The agent takes it out, as it does with [`LAST_WORDS`].
 pub const WAITS: &str = "\u{1e}gradwire: waits";
@@ -355,6 +359,8 @@ pub enum Report {
     LastWords { rank: Rank },
     /// The report of an error ends here.
     LastWordsEnd { rank: Rank },
+    /// A rank ends because of a failure that another process has caused.
+    Consequence { rank: Rank },
     /// A training process waits for an epoch that includes it.
     Waiting { rank: Rank },
     /// A training process was asked to leave the job.
@@ -499,6 +505,7 @@ mod tests {
         survives(&Notice::DaemonEnded { node: 3, why: "its process ended".to_owned() });
         survives(&Order::Kill { role: Role::Rank(7) });
         survives(&Report::Waiting { rank: Rank(7) });
+        survives(&Report::Consequence { rank: Rank(7) });
         survives(&Report::Leaving { rank: Rank(7) });
         let failure = Failure::new(gradwire_proto::FailureKind::WorkerLost, "a\n  b").rank(Rank(1));
         survives(&ServiceReport::Failed { failure: failure.host("n").tensor("t").hint("h") });

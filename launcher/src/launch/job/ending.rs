@@ -102,6 +102,7 @@ impl Job {
             end = ProcessEnd::Unresponsive;
         }
         process.ended = Some(end);
+        let (dismissed, is_consequence) = (process.dismissed, process.is_consequence);
         let ran = at.saturating_sub(process.started.unwrap_or(at));
         self.note(format!("{role} on host {host} (pid {pid}) {end}"));
         if role == Role::Daemon && !end.is_well() {
@@ -114,7 +115,7 @@ impl Job {
                     self.daemon_left(now);
                 }
                 // No further epoch forms, so its daemons were killed.
-                self.phase != Phase::Finishing
+                !dismissed && self.phase != Phase::Finishing
             }
         };
         // A service may end once all ranks have left, even before they end. While the job starts,
@@ -128,7 +129,8 @@ impl Job {
             let hint = hint.unwrap_or("run again with --verbose to see all its output").into();
             self.fail(Cause::NotStarted { what, hint }, now);
         } else if !end.is_well() && is_failure {
-            self.fail(Cause::Ended { role, host, pid, end, at, ran, tail }, now);
+            let cause = Cause::Ended { role, host, pid, end, at, ran, is_consequence, tail };
+            self.fail(cause, now);
         }
         if self.phase == Phase::Gathering {
             let all_reported = self.reporting && self.reports_until().is_none();

@@ -487,6 +487,7 @@ impl Job {
         // After a change, all leave in their own time, unless one of them waits for more.
         self.deadline = (!epochs.is_change || epochs.goes_on).then_some(now + FINISH);
         for (agent, role) in self.running_daemons() {
+            self.processes.entry((agent, role)).or_default().dismissed = true;
             self.order(agent, Order::Kill { role });
         }
         // It may have been the last one, and then no other event comes.

@@ -49,6 +49,8 @@ pub enum Event {
     DaemonStopped { node: usize, pid: u32, at: Duration },
     /// A signal asked the agent of a host to end, so everything there ends.
     Asked { node: usize, what: String, at: Duration },
+    /// A rank ends because of a failure that another process has caused.
+    Consequence { node: usize, worker: u32 },
     /// A training process waits for an epoch that includes it.
     Waiting { node: usize, worker: u32 },
     /// A training process was asked to leave the job.

@@ -165,6 +165,40 @@ fn a_stopped_daemon_is_named_before_ranks() {
 }
 
 #[test]
+fn a_daemon_that_repeats_our_order_is_no_cause() {
+    let mut job = running();
+    // It has left the job, so the daemons don't mind.
+    step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Code(3), 2000), 2000);
+    while job.phase != Phase::Stopping {
+        let at = job.deadline().expect("WAIT");
+        job.step(Event::Tick, at);
+    }
+    let what = "gradwired was asked to end: the launcher ends the job";
+    let failure = Failure::new(FailureKind::Cancelled, what).host("a");
+    let line = to_line(&ServiceReport::Failed { failure });
+    step(&mut job, said(0, Role::Daemon, &line), 4000);
+    let report = stop_all(&mut job, 5000);
+    assert_eq!(report.code, 3);
+    let first = &report.lines[0];
+    assert!(first.starts_with("gradwire: rank 2 on host b (pid 77) ended with exit code 3"));
+}
+
+#[test]
+fn a_rank_that_blames_another_is_no_cause() {
+    let mut job = running();
+    step(&mut job, Event::Consequence { node: 1, worker: 2 }, 1990);
+    step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Code(1), 2000), 2000);
+    step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(5), 2010), 2010);
+    while job.phase != Phase::Stopping {
+        let at = job.deadline().expect("WAIT");
+        job.step(Event::Tick, at);
+    }
+    let report = stop_all(&mut job, 5000);
+    assert_eq!(report.code, 5);
+    assert!(report.lines[0].starts_with("gradwire: rank 0 on host a"), "{:?}", report.lines);
+}
+
+#[test]
 fn the_cause_may_be_reported_late() {
     // The ranks of b end because its daemon, which is slow to report, refused them.
     let begun = || {

@@ -391,6 +391,19 @@ fn ranks_may_end_between_epochs() {
 }
 
 #[test]
+fn a_daemon_that_was_not_needed_is_no_cause() {
+    let mut job = running(|_| {});
+    lose_rank_2(&mut job);
+    assert_eq!(rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 1550), ["0:Kill { role: Daemon }"]);
+    rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 1560);
+    // It was killed for the job's end, which is seen first.
+    step(&mut job, exited(0, Role::Daemon, ProcessEnd::Signal(9), 1570), 1570);
+    step(&mut job, Event::Tick, 1900);
+    let report = stop_all(&mut job, 2000);
+    assert_eq!((report.code, report.lines), (0, Vec::<String>::new()));
+}
+
+#[test]
 fn a_host_that_is_no_longer_listed_leaves() {
     let mut job = running(|_| {});
     let orders = step(&mut job, Event::Listed(Ok(parse_list("b:2,c:4").unwrap())), 1400);
