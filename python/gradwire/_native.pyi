@@ -221,6 +221,11 @@ class Failure:
     """
     The failure that an exception reports, for `Session.abort`.
     """
+    @property
+    def rank(self, /) -> int | None:
+        """
+        The rank at fault, if there is one.
+        """
 
 @final
 class Gate:
