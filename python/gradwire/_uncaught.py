@@ -70,10 +70,7 @@ def watch() -> None:
         is_end = getattr(sys, "last_value", None) is error
         if is_end:
             _note(error)
-            if cause is not None and str(cause.rank) not in (
-                "None",
-                os.environ.get("GRADWIRE_RANK"),
-            ):
+            if _is_consequence():
                 _tell_agent(_CONSEQUENCE)
             _tell_before_waiting()
         with announced(), shortened(error) as ours:
@@ -98,6 +95,12 @@ def _note(error: BaseException) -> None:
     text = f"it ended with {described(error)}"
     failures = (_failure_of(each) for each in _chain(error))
     cause = next((failure for failure in failures if failure is not None), None)
+
+
+def _is_consequence() -> bool:
+    """Returns whether another rank is at fault for the end of this process."""
+    at_fault = None if cause is None else cause.rank
+    return at_fault is not None and str(at_fault) != os.environ.get("GRADWIRE_RANK")
 
 
 def _failure_of(error: BaseException) -> _native.Failure | None:

@@ -34,12 +34,10 @@ impl LastLines {
             return;
         }
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.is_overwritten || kept.lines.len() == MAX_LAST_LINES {
-            if kept.is_overwritten {
-                kept.lines.pop_back()
-            } else {
-                kept.lines.pop_front()
-            };
+        if kept.is_overwritten {
+            kept.lines.pop_back();
+        } else if kept.lines.len() == MAX_LAST_LINES {
+            kept.lines.pop_front();
         }
         kept.lines.push_back(line.to_owned());
         (kept.is_overwritten, kept.is_new) = (end == LineEnd::Return, true);
