@@ -199,8 +199,9 @@ impl Lines<'_> {
                 _ => self.stacks(rank, detail),
             }
             shown.entry(stack).or_insert(rank.rank);
-            // The launcher has shown the output before a report.
-            if let (Some(line), true) = (rank.output.last(), detail != Detail::Report) {
+            // Reports stand between the output of the ranks.
+            let is_asked = matches!(detail, Detail::All | Detail::Stacks);
+            if let Some(line) = rank.output.last().filter(|_| is_asked) {
                 self.line(1, format!("it wrote last: {line}"));
             }
         }

@@ -18,36 +18,59 @@ pub(super) struct LastLines(Arc<Mutex<Kept>>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    lines: VecDeque<String>,
-    /// Whether the next line is written over the last one, as progress bars are.
-    is_overwritten: bool,
+    /// As they were written, up to [`MAX_BYTES`].
+    lines: VecDeque<Vec<u8>>,
+    /// How the last line ended: the next one may be written over it, as progress bars are, or may
+    /// be another part of it.
+    end: Option<LineEnd>,
     is_new: bool,
 }
 
 impl LastLines {
     /// The rank has written this line, or this part of a long one.
     pub(super) fn push(&self, text: &Text, end: LineEnd) {
-        let bytes = text.as_bytes();
-        let line = String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_BYTES)]);
-        let line = line.trim_end();
+        let line = text.as_bytes().trim_ascii_end();
         if line.is_empty() {
             return;
         }
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.is_overwritten {
-            kept.lines.pop_back();
-        } else if kept.lines.len() == MAX_LAST_LINES {
-            kept.lines.pop_front();
+        match kept.end.replace(end) {
+            Some(LineEnd::Open) => return,
+            Some(LineEnd::Return) => drop(kept.lines.pop_back()),
+            _ if kept.lines.len() == MAX_LAST_LINES => drop(kept.lines.pop_front()),
+            _ => {}
         }
-        kept.lines.push_back(line.to_owned());
-        (kept.is_overwritten, kept.is_new) = (end == LineEnd::Return, true);
+        kept.lines.push_back(line[..line.len().min(MAX_BYTES)].to_vec());
+        kept.is_new = true;
     }
 
     /// The lines, if there are new ones since the last call.
     fn take_new(&self) -> Option<Vec<String>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut kept.is_new).then(|| kept.lines.iter().cloned().collect())
+        let is_new = std::mem::take(&mut kept.is_new);
+        // A line may have consisted of nothing but control sequences.
+        let lines = || kept.lines.iter().map(|line| plain(line)).filter(|line| !line.is_empty());
+        is_new.then(|| lines().collect())
     }
+}
+
+/// A line without colours and other control sequences, which would move a reader's cursor (TRUST).
+fn plain(line: &[u8]) -> String {
+    struct Printed(String);
+    impl vte::Perform for Printed {
+        fn print(&mut self, one: char) {
+            self.0.push(one);
+        }
+
+        fn execute(&mut self, control: u8) {
+            if control == b'\t' {
+                self.0.push(' ');
+            }
+        }
+    }
+    let mut printed = Printed(String::new());
+    vte::Parser::new().advance(&mut printed, line);
+    printed.0
 }
 
 /// The last lines of all ranks that run on this host, by the launcher's numbers.
@@ -91,11 +114,16 @@ mod tests {
         lines.push(&Text::from("  "), LineEnd::Newline);
         lines.push(&Text::from(" 50 %"), LineEnd::Return);
         lines.push(&Text::from("100 %"), LineEnd::Newline);
-        lines.push(&Text::from("é".repeat(1000).as_str()), LineEnd::Newline);
+        lines.push(&Text::from("é".repeat(1000).as_str()), LineEnd::Open);
+        lines.push(&Text::from("another part of it"), LineEnd::Newline);
         let news: Vec<_> = all.news().collect();
         let [Notice::Wrote { rank: Rank(3), lines }] = &news[..] else { panic!("{news:?}") };
         assert_eq!(lines.len(), MAX_LAST_LINES, "BOUND");
         let (last, others) = lines.split_last().unwrap();
+        assert_eq!(
+            plain(b"\x1b[1;32mloss\x1b[0m\t0.5\x07\x1b]0;title\x07 \xff"),
+            "loss 0.5 \u{fffd}"
+        );
         assert_eq!(last, &"é".repeat(MAX_BYTES / 2), "BOUND");
         assert_eq!(others.last().unwrap(), "100 %");
         assert_eq!(others[others.len() - 2], "line 19");

@@ -43,8 +43,9 @@ pub struct Output {
     role: Role,
     stream: Stream,
     reports: mpsc::Sender<Report>,
-    /// The last lines of a rank.
+    /// The last lines of a rank, without the errors and reports that it announces.
     last: Option<LastLines>,
+    is_announced: bool,
     splitter: Splitter,
 }
 
@@ -56,7 +57,8 @@ impl Output {
         reports: mpsc::Sender<Report>,
         last: Option<LastLines>,
     ) -> Self {
-        Self { role, stream, reports, last, splitter: Splitter::default() }
+        let (is_announced, splitter) = Default::default();
+        Self { role, stream, reports, last, is_announced, splitter }
     }
 
     /// Passes on what is written to `pipe`, until no process has it open.
@@ -114,11 +116,16 @@ impl Output {
         }
     }
 
-    async fn report(&self, (mut text, mut end): (Text, LineEnd)) {
+    async fn report(&mut self, (mut text, mut end): (Text, LineEnd)) {
         let (role, stream) = (self.role, self.stream);
         if let (Role::Rank(rank), Stream::Stderr) = (role, stream)
             && let Some((before, report)) = control_line(&text, Rank(rank))
         {
+            match report {
+                Report::LastWords { .. } => self.is_announced = true,
+                Report::LastWordsEnd { .. } => self.is_announced = false,
+                _ => {}
+            }
             let unfinished = Text::from(before);
             let _ = self.reports.send(report).await;
             if before.is_empty() {
@@ -127,7 +134,7 @@ impl Output {
             // The control line begins after an unfinished line.
             (text, end) = (unfinished, LineEnd::Newline);
         }
-        if let Some(last) = &self.last {
+        if let Some(last) = self.last.as_ref().filter(|_| !self.is_announced) {
             last.push(&text, end);
         }
         let _ = self.reports.send(Report::Output { role, stream, text, end }).await;
