@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 
-from gradwire import _native, _uncaught
+from gradwire import _agent, _native
 
 _log = logging.getLogger("gradwire")
 # The process whose thread runs: a forked child has none.
@@ -77,5 +77,5 @@ def _show(text: str) -> None:
     if _log.hasHandlers():
         _log.warning("%s", text.rstrip())
     elif sys.__stderr__ is not None:
-        with _uncaught.announced():
+        with _agent.announced():
             print(f"gradwire: {text.rstrip()}", file=sys.__stderr__, flush=True)

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _answers, _native, _roll, _variables
+from gradwire import _agent, _answers, _native, _roll, _variables
 from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
@@ -425,6 +425,8 @@ def _store() -> _answers.Store:
 
 def _join_torchrun() -> None:
     rank, size, local_rank, slots = _torchrun_place()
+    if os.environ.get("GRADWIRE_SIZE") == str(size):  # of a job that a launcher has started
+        _agent.forms_another_job()
     store = _store()
     first = rank - local_rank
     address = _own_address(os.environ["MASTER_ADDR"], _number("MASTER_PORT"))

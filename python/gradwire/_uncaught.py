@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from gradwire import _error_file, _native
+from gradwire import _agent, _error_file, _native
 
 # Why this process is ending, for the other ranks; None while it runs.
 text: str | None = None
@@ -30,10 +30,6 @@ tell: Callable[[], None] | None = None
 # About a screen.
 _MAX_LINES, _MAX_CHARACTERS = 20, 1600
 _PACKAGES = ("gradwire", "torch")
-# As in proto/services/src/launch.rs.
-_STDERR = "GRADWIRE_STDERR"
-_LAST_WORDS, _LAST_WORDS_END = b"\x1egradwire: last words\n", b"\x1egradwire: end of last words\n"
-_CONSEQUENCE = b"\x1egradwire: a consequence\n"
 _watching = False
 
 
@@ -71,16 +67,16 @@ def watch() -> None:
         if is_end:
             _note(error)
             if _is_consequence():
-                _tell_agent(_CONSEQUENCE)
+                _agent.is_consequence()
             _tell_before_waiting()
-        with announced(), shortened(error) as ours:
+        with _agent.announced(), shortened(error) as ours:
             if is_end:
                 _error_file.write(error, described(error), is_own=cause is None)
             in_main(kind, error, error.__traceback__ if ours else trace)
 
     def thread(args: threading.ExceptHookArgs) -> None:
         error = args.exc_value
-        with announced(), shortened(error) as ours:
+        with _agent.announced(), shortened(error) as ours:
             if ours and error is not None:
                 given = (args.exc_type, error, error.__traceback__, args.thread)
                 args = threading.ExceptHookArgs(given)
@@ -121,33 +117,6 @@ def _tell_before_waiting() -> None:
         # The last one registered is called first, before thread pools wait for their tasks.
         with contextlib.suppress(RuntimeError):  # the threads have ended
             register(tell)
-
-
-@contextlib.contextmanager
-def announced() -> Iterator[None]:
-    """Returns a context in which an error or a report is written to standard error.
-
-    ``gradwire run`` shows lines that several ranks write alike only once, and leaves out the middle
-    of a long report.
-    """
-    _tell_agent(_LAST_WORDS)
-    try:
-        yield
-    finally:
-        _tell_agent(_LAST_WORDS_END)
-
-
-def _tell_agent(line: bytes) -> None:
-    """Writes a line to the agent, which names the pipe that it reads.
-
-    This process may write to a file or to another pipe.
-    """
-    pipe = os.environ.get(_STDERR)
-    with contextlib.suppress(OSError, ValueError):
-        about = os.fstat(2)
-        if pipe == f"{about.st_dev}:{about.st_ino}" and sys.__stderr__ is not None:
-            sys.__stderr__.flush()
-            os.write(2, line)
 
 
 @contextlib.contextmanager

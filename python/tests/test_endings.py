@@ -538,6 +538,24 @@ def test_an_exception_in_the_second_job_is_named(job: Job) -> None:
     assert report.startswith("gradwire: rank 0 on host"), done.stdout
 
 
+def test_a_rank_ends_between_two_jobs(job: Job) -> None:
+    pytest.importorskip("torch")  # its store connects the ranks
+    done = job(
+        """
+        import gradwire as gw
+        gw.init()
+        rank = gw.rank()
+        gw.shutdown()
+        if rank != 1:
+            gw.init()
+        """,
+        hosts="127.0.0.1:1,127.0.0.2:2",
+    )
+    assert done.returncode == 1, done.stdout
+    [report] = [line for line in done.stdout.splitlines() if line.startswith("gradwire: rank")]
+    assert report.startswith("gradwire: rank 1 on host 127.0.0.2 has ended, but "), done.stdout
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_what_libraries_print_gets_into_no_socket(job: Job, closed: str) -> None:
     done = job(

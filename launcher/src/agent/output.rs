@@ -17,7 +17,8 @@ use super::{
 };
 use gradwire_proto::Rank;
 use gradwire_services::launch::{
-    CONSEQUENCE, LAST_WORDS, LAST_WORDS_END, LEAVES, LineEnd, Report, Role, Stream, Text, WAITS,
+    CONSEQUENCE, FORMS, LAST_WORDS, LAST_WORDS_END, LEAVES, LineEnd, Report, Role, Stream, Text,
+    WAITS,
 };
 
 /// An output that is being passed on.
@@ -147,6 +148,7 @@ fn control_line(text: &Text, rank: Rank) -> Option<(&[u8], Report)> {
         (LAST_WORDS, Report::LastWords { rank }),
         (LAST_WORDS_END, Report::LastWordsEnd { rank }),
         (CONSEQUENCE, Report::Consequence { rank }),
+        (FORMS, Report::Forming { rank }),
         (WAITS, Report::Waiting { rank }),
         (LEAVES, Report::Leaving { rank }),
     ];

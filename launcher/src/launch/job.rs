@@ -99,6 +99,8 @@ struct Process {
     dismissed: bool,
     /// A rank: it ends because of a failure of the job, which another process has caused.
     is_consequence: bool,
+    /// A rank: how many more jobs it has formed, or begun to form, with all ranks.
+    formed: u32,
     ended: Option<ProcessEnd>,
 }
 
@@ -237,6 +239,10 @@ impl Job {
             Event::Consequence { node, worker } => {
                 let rank = self.processes.entry((node, Role::Rank(worker))).or_default();
                 rank.is_consequence = true;
+            }
+            Event::Forming { node, worker } => {
+                self.processes.entry((node, Role::Rank(worker))).or_default().formed += 1;
+                self.find_absent(now);
             }
             Event::Waiting { worker, .. } => self.waiting(worker, now),
             Event::Leaving { node, worker } => self.leaving(node, worker),

@@ -297,6 +297,7 @@ impl Link {
                 Some(Event::Asked { node, what, at: self.when(at_us) })
             }
             Report::Consequence { rank } => Some(Event::Consequence { node, worker: rank.0 }),
+            Report::Forming { rank } => Some(Event::Forming { node, worker: rank.0 }),
             Report::Waiting { rank } => Some(Event::Waiting { node, worker: rank.0 }),
             Report::Leaving { rank } => Some(Event::Leaving { node, worker: rank.0 }),
             Report::Stopped => Some(Event::Stopped { node }),

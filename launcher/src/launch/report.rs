@@ -66,6 +66,8 @@ pub enum Cause {
         is_consequence: bool,
         tail: Vec<String>,
     },
+    /// A rank has ended well, but others wait for it to form a further job.
+    Absent { role: Role, host: String, waiting: Vec<Role>, at: Duration },
     /// The connection to a host broke.
     Lost { host: String, what: String, at: Duration },
     /// The daemon of a host was stopped by a signal, and a rank there failed.
@@ -103,7 +105,7 @@ impl Cause {
                 (2, at.saturating_sub(TOGETHER))
             }
             Self::Ended { role: Role::Rank(_), at, is_consequence: false, .. } => (2, *at),
-            Self::Lost { at, .. } => (2, *at + TOGETHER),
+            Self::Lost { at, .. } | Self::Absent { at, .. } => (2, *at + TOGETHER),
             Self::Ended { role: Role::Rank(_), at, .. } => (consequence, *at),
             Self::Ended { at, .. } => (consequence, *at + TOGETHER),
             Self::NotStarted { .. } => (4, Duration::ZERO),
@@ -113,6 +115,7 @@ impl Cause {
     fn at(&self) -> Option<Duration> {
         match self {
             Self::Ended { at, .. }
+            | Self::Absent { at, .. }
             | Self::Lost { at, .. }
             | Self::DaemonStopped { at, .. }
             | Self::Asked { at, .. } => Some(*at),
@@ -135,6 +138,14 @@ impl Cause {
             Self::Ended { role, host, pid, end, ran, .. } => {
                 let seconds = ran.as_secs_f64();
                 format!("{role} on host {host} (pid {pid}) {end}, {seconds:.1} s after start")
+            }
+            Self::Absent { role, host, waiting, .. } => {
+                let first = waiting.first().map(Role::to_string).unwrap_or_default();
+                let others = match waiting.len() {
+                    0 | 1 => format!("{first}, which has called init() again, waits"),
+                    count => format!("{count} ranks, which have called init() again, wait"),
+                };
+                format!("{role} on host {host} has ended, but {others} for it")
             }
             Self::Lost { host, what, .. } => {
                 format!("the connection to host {host} was lost: {what}")
@@ -162,6 +173,7 @@ impl Cause {
             }
             Self::Ended { role: Role::Daemon, end, .. } => *end != ProcessEnd::Code(JOB_FAILED),
             Self::Lost { .. } | Self::DaemonStopped { .. } | Self::Asked { .. } => true,
+            Self::Absent { .. } => true,
             Self::NotStarted { .. } => true,
             Self::Interrupted(_) | Self::Output(_) => true,
         }
@@ -198,6 +210,10 @@ impl Cause {
             Self::Lost { .. } | Self::DaemonStopped { .. } | Self::Asked { .. } => {
                 vec![format!("gradwire: {headline}{others}")]
             }
+            Self::Absent { .. } => vec![
+                format!("gradwire: {headline}{others}"),
+                "hint: all ranks must call init() equally often".to_owned(),
+            ],
             Self::Interrupted(_) | Self::Output(_) => {
                 vec![format!("gradwire: {headline}; everything was stopped")]
             }
@@ -258,8 +274,7 @@ pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
     let text = match (first, failure) {
         (first, Some(failure)) if !first.explains(failure) => failure.headline(),
         (Cause::Ended { role: Role::Daemon, tail, .. }, _) => {
-            let words = tail.iter().rev().find(|line| !line.starts_with("hint: "));
-            let words = words.map(|line| format!(": {line}")).unwrap_or_default();
+            let words = tail.last().map(|line| format!(": {line}")).unwrap_or_default();
             format!("{}{words}", first.headline())
         }
         _ => first.headline(),

@@ -46,6 +46,10 @@ pub const LAST_WORDS_END: &str = "\u{1e}gradwire: end of last words";
 /// caused.
 pub const CONSEQUENCE: &str = "\u{1e}gradwire: a consequence";
 
+/// The line that a rank writes to that pipe when it has left the job and begins to form another one
+/// with all ranks: when it calls `init()` again.
+pub const FORMS: &str = "\u{1e}gradwire: forms another job";
+
 /// The line that a training process of an elastic job writes to that pipe when it waits for an
 /// epoch that includes it. The agent takes it out, as it does with [`LAST_WORDS`].
 pub const WAITS: &str = "\u{1e}gradwire: waits";
@@ -361,6 +365,8 @@ pub enum Report {
     LastWordsEnd { rank: Rank },
     /// A rank ends because of a failure that another process has caused.
     Consequence { rank: Rank },
+    /// A rank has left the job and forms another one with all ranks.
+    Forming { rank: Rank },
     /// A training process waits for an epoch that includes it.
     Waiting { rank: Rank },
     /// A training process was asked to leave the job.
@@ -506,6 +512,7 @@ mod tests {
         survives(&Order::Kill { role: Role::Rank(7) });
         survives(&Report::Waiting { rank: Rank(7) });
         survives(&Report::Consequence { rank: Rank(7) });
+        survives(&Report::Forming { rank: Rank(7) });
         survives(&Report::Leaving { rank: Rank(7) });
         let failure = Failure::new(gradwire_proto::FailureKind::WorkerLost, "a\n  b").rank(Rank(1));
         survives(&ServiceReport::Failed { failure: failure.host("n").tensor("t").hint("h") });

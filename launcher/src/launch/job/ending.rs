@@ -6,7 +6,7 @@ use std::time::Duration;
 use gradwire_services::launch::{Notice, Order, ProcessEnd, Role};
 use rustix::process::Signal;
 
-use super::{Job, Phase, REPORTING, SLACK, events::Command};
+use super::{Job, Phase, Process, REPORTING, SLACK, events::Command};
 use crate::launch::report::{self, Cause, TOGETHER};
 
 impl Job {
@@ -118,15 +118,15 @@ impl Job {
                 !dismissed && self.phase != Phase::Finishing
             }
         };
+        if end.is_well() && matches!(role, Role::Rank(_)) {
+            self.find_absent(now);
+        }
         // A service may end once all ranks have left, even before they end. While the job starts,
         // any end of a service is a failure.
         if !matches!(role, Role::Rank(_)) && self.is_starting() {
-            // Its own hint is better than ours, but is not the reason.
-            let hint = tail.iter().rev().find_map(|line| line.strip_prefix("hint: "));
-            let why = tail.iter().rev().find(|line| !line.starts_with("hint: "));
-            let why = why.map(|line| format!(": {line}")).unwrap_or_default();
+            let why = tail.last().map(|line| format!(": {line}")).unwrap_or_default();
             let what = format!("{role} on host {host} (pid {pid}) {end} before the job began{why}");
-            let hint = hint.unwrap_or("run again with --verbose to see all its output").into();
+            let hint = "run again with --verbose to see all its output".to_owned();
             self.fail(Cause::NotStarted { what, hint }, now);
         } else if !end.is_well() && is_failure {
             let cause = Cause::Ended { role, host, pid, end, at, ran, is_consequence, tail };
@@ -145,6 +145,28 @@ impl Job {
                 self.deadline = self.deadline.min(Some(now + self.limits.gather));
             }
         }
+    }
+
+    /// Fails if a rank has ended well while another one forms a further job with all ranks: without
+    /// this, that one would wait until its start time limit, and would name itself (TELL).
+    pub(super) fn find_absent(&mut self, now: Duration) {
+        if self.phase != Phase::Running || self.epochs.is_some() {
+            return;
+        }
+        let ranks = self.processes.iter().filter(|((_, role), _)| matches!(role, Role::Rank(_)));
+        let ended = ranks.clone().filter(|(_, rank)| rank.ended.is_some());
+        let Some(((node, role), absent)) = ended.min_by_key(|(_, rank)| rank.formed) else {
+            return;
+        };
+        let waits = |rank: &Process| rank.ended.is_none() && rank.formed > absent.formed;
+        let waiting: Vec<Role> =
+            ranks.filter(|(_, rank)| waits(rank)).map(|((_, role), _)| *role).collect();
+        if waiting.is_empty() {
+            return;
+        }
+        let host = self.host(*node).to_owned();
+        let cause = Cause::Absent { role: *role, host, waiting, at: now };
+        self.fail(cause, now);
     }
 
     /// The daemon of a host is stopped, so that a rank there has failed. In an elastic job, ranks

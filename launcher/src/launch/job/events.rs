@@ -51,6 +51,8 @@ pub enum Event {
     Asked { node: usize, what: String, at: Duration },
     /// A rank ends because of a failure that another process has caused.
     Consequence { node: usize, worker: u32 },
+    /// A rank has left the job and forms another one with all ranks.
+    Forming { node: usize, worker: u32 },
     /// A training process waits for an epoch that includes it.
     Waiting { node: usize, worker: u32 },
     /// A training process was asked to leave the job.

@@ -198,6 +198,48 @@ fn a_rank_that_blames_another_is_no_cause() {
     assert!(report.lines[0].starts_with("gradwire: rank 0 on host a"), "{:?}", report.lines);
 }
 
+/// A job that a rank forms after `shutdown()` needs all ranks.
+#[test]
+fn a_rank_is_absent_from_a_further_job() {
+    let forms = |node, worker| Event::Forming { node, worker };
+    let leaves = |at| exited(1, Role::Rank(2), ProcessEnd::Code(0), at);
+    let absent = |mut job: Job| {
+        assert_eq!(job.phase, Phase::Gathering);
+        while job.phase != Phase::Stopping {
+            let at = job.deadline().expect("WAIT");
+            job.step(Event::Tick, at);
+        }
+        stop_all(&mut job, 5000)
+    };
+    for leaves_first in [true, false] {
+        let mut job = running();
+        let mut events = [leaves(2000), forms(0, 0)];
+        if !leaves_first {
+            events.reverse();
+        }
+        for event in events {
+            assert_eq!(job.phase, Phase::Running);
+            step(&mut job, event, 2000);
+        }
+        let report = absent(job);
+        assert_eq!(report.code, 1);
+        let right = "gradwire: rank 2 on host b has ended, but rank 0, which has called init() \
+                     again, waits for it; the other ranks were stopped";
+        assert_eq!(report.lines[0], right);
+    }
+    // All ranks have formed a second job, and the first has ended after it.
+    let mut job = running();
+    for (node, worker) in [(0, 0), (0, 1), (1, 2)] {
+        step(&mut job, forms(node, worker), 2000);
+    }
+    step(&mut job, leaves(3000), 3000);
+    assert_eq!(job.phase, Phase::Running);
+    // It is not there for a third.
+    step(&mut job, forms(0, 1), 3100);
+    let report = absent(job);
+    assert!(report.lines[0].contains("but rank 1, which has called init()"), "{report:?}");
+}
+
 #[test]
 fn the_cause_may_be_reported_late() {
     // The ranks of b end because its daemon, which is slow to report, refused them.

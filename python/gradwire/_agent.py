@@ -1,0 +1,53 @@
+"""What a rank says to the agent of ``gradwire run`` on its host, through its standard error.
+
+The agent takes these lines out of the output. The texts are those of proto/services/src/launch.rs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+_STDERR = "GRADWIRE_STDERR"
+_LAST_WORDS, _LAST_WORDS_END = b"\x1egradwire: last words\n", b"\x1egradwire: end of last words\n"
+_CONSEQUENCE = b"\x1egradwire: a consequence\n"
+_FORMS = b"\x1egradwire: forms another job\n"
+
+
+@contextlib.contextmanager
+def announced() -> Iterator[None]:
+    """Returns a context in which an error or a report is written to standard error.
+
+    ``gradwire run`` shows lines that several ranks write alike only once, and leaves out the middle
+    of a long report.
+    """
+    _tell(_LAST_WORDS)
+    try:
+        yield
+    finally:
+        _tell(_LAST_WORDS_END)
+
+
+def is_consequence() -> None:
+    """Says that this process ends because of a failure that another rank has caused."""
+    _tell(_CONSEQUENCE)
+
+
+def forms_another_job() -> None:
+    """Says that this process has left the job and waits for all ranks to form another one."""
+    _tell(_FORMS)
+
+
+def _tell(line: bytes) -> None:
+    """Writes a line to the agent, which names the pipe that it reads.
+
+    This process may write to a file or to another pipe.
+    """
+    pipe = os.environ.get(_STDERR)
+    with contextlib.suppress(OSError, ValueError):
+        about = os.fstat(2)
+        if pipe == f"{about.st_dev}:{about.st_ino}" and sys.__stderr__ is not None:
+            sys.__stderr__.flush()
+            os.write(2, line)
