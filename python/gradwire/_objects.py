@@ -114,7 +114,7 @@ def allgather_object(
         process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        The objects of all ranks, in rank order.
+        The objects of all ranks, in rank order. A rank that has joined contributes none.
 
     Raises:
         InvalidRequest: An argument is invalid. Nothing was started.
@@ -126,4 +126,5 @@ def allgather_object(
 def start_allgather(obj: Any, name: str | None, process_set: ProcessSet) -> Callable[[], list[Any]]:
     """Starts ``allgather_object``; returns the function that waits for it."""
     wait = _start(dumps(obj), "allgather-object", name, process_set)
-    return lambda: [pickle.loads(part) for part in wait()]
+    # Joined members contribute nothing; no pickled object is empty.
+    return lambda: [pickle.loads(part) for part in wait() if part]

@@ -96,3 +96,14 @@ def test_adasum_refuses_ranks_that_have_joined() -> None:
         with pytest.raises(hvd.InvalidRequest, match="rank 0 has joined, but an Adasum needs all"):
             hvd.allreduce(torch.ones(4), op=hvd.Adasum, name="late")
     hvd.join()
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_objects_of_ranks_that_have_not_joined() -> None:
+    others = list(range(1, hvd.size()))
+    if hvd.rank() > 0:
+        # Until rank 0 has joined, the call waits for it.
+        assert hvd.allgather_object(hvd.rank(), name="early") == others
+        assert hvd.broadcast_object(hvd.rank(), 1, name="early") == 1
+    hvd.join()
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
