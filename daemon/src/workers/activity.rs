@@ -39,6 +39,8 @@ pub(crate) struct Total {
     pub(crate) last_step: Option<Instant>,
     /// The time per step of its last steps; kept until the next step.
     pub(crate) step: Option<Duration>,
+    /// The last look.
+    looked: Option<Instant>,
 }
 
 impl Total {
@@ -46,21 +48,25 @@ impl Total {
     fn add(&mut self, progress: &Progress, now: Instant) {
         let last_step = progress.since_step.and_then(|since| now.checked_sub(since));
         let made = u32::try_from(progress.steps).unwrap_or(u32::MAX);
-        if let (Some(before), Some(last), 1..) = (self.last_step, last_step, made) {
+        // The first step may take long. If others follow it before the next look, all of them have
+        // been made since the one before.
+        let before = self.last_step.or(self.looked.filter(|_| made > 1));
+        if let (Some(before), Some(last), 1..) = (before, last_step, made) {
             self.step = Some(last.saturating_duration_since(before) / made);
         }
         self.steps += progress.steps;
         self.blocked += progress.blocked;
-        self.last_step = last_step;
+        (self.last_step, self.looked) = (last_step, Some(now));
     }
 }
 
 impl RankActivity {
     pub(crate) fn new(rank: Rank, activity: Activity) -> Self {
         let metrics = RankMetrics::new(rank);
-        let (since_step, step, total) = Default::default();
-        let blocked_by = BlockedBy::new(Instant::now());
-        Self { rank, activity, metrics, since_step, step, total, blocked_by }
+        let (since_step, step) = Default::default();
+        let now = Instant::now();
+        let total = Mutex::new(Total { looked: Some(now), ..Total::default() });
+        Self { rank, activity, metrics, since_step, step, total, blocked_by: BlockedBy::new(now) }
     }
 
     /// A ticket that the rank waits for, if it can do nothing until an operation ends, and how many
@@ -114,9 +120,9 @@ mod tests {
         // The new steps, the time since the last one, the time of the look, and the time per step.
         for (steps, since, at, step) in [
             (0, None, 0, None),
-            (3, Some(200), 1000, None),
-            (4, Some(0), 2000, Some(300)),
-            (0, Some(1000), 3000, Some(300)),
+            (3, Some(100), 1000, Some(300)),
+            (4, Some(0), 2000, Some(275)),
+            (0, Some(1000), 3000, Some(275)),
             (1, Some(100), 4000, Some(1900)),
         ] {
             let since_step = since.map(ms);
@@ -125,5 +131,12 @@ mod tests {
             assert_eq!(total.step, step.map(ms), "at {at} ms");
         }
         assert_eq!((total.steps, total.blocked), (8, ms(50)));
+        // A first step alone says nothing about others.
+        let mut slow = Total::default();
+        for (steps, since, at) in [(0, None, 0), (1, Some(100), 60_000)] {
+            let since_step = since.map(ms);
+            slow.add(&Progress { steps, since_step, ..Progress::default() }, began + ms(at));
+        }
+        assert_eq!(slow.step, None);
     }
 }
