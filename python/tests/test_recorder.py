@@ -1,4 +1,4 @@
-"""The flight recorder: PyTorch's own analyser reads a report."""
+"""The flight recorder: PyTorch's own analyser reads a report; ranks save what no agent does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import LAUNCHER, LIMIT, needs_torch
+from launching import LAUNCHER, LIMIT, needs_torch, torchrun
 
 PROGRAM = str(Path(__file__).with_name("hanging.py"))
 ANALYSER = "torch.distributed.flight_recorder.fr_trace"
@@ -52,3 +52,33 @@ def test_pytorchs_analyser_reads_a_report(way: str, says: list[str], tmp_path: P
     assert done.stdout.count("internal record id") == 1, done.stdout
     assert "collective: c10d:all_reduce" in done.stdout, done.stdout
     assert re.search(rf" at \S*{Path(PROGRAM).name}:\d+", done.stdout), done.stdout
+
+
+def test_ranks_of_torchrun_save_a_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchrun has no agent that could save the recording of a killed daemon."""
+    recordings = tmp_path / "recordings"
+    monkeypatch.setenv("GRADWIRE_RECORDER__DIRECTORY", str(recordings))
+    program = """
+import os, signal, sys
+from pathlib import Path
+import gradwire as gw
+import numpy as np
+gw.init()
+gw.allreduce(np.ones(3, np.float32), name="loss")
+job = os.environ["GRADWIRE_JOB"].encode()
+if gw.rank() == 1:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            name = (process / "comm").read_text().strip()
+            if name == "gradwired" and job in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:  # it has ended
+            pass
+gw.barrier()
+"""
+    done = torchrun(program, tmp_path, 2)
+    assert done.returncode != 0 and len(list(recordings.iterdir())) == 1, done.stdout
+    report = ran([LAUNCHER, "report", str(recordings)])
+    assert report.returncode == 0 and "'loss'" in report.stdout, report.stdout
