@@ -8,7 +8,8 @@ use gradwire_launcher::args::{ElasticOptions, JobOptions, SettingsOptions};
 use gradwire_settings::StopSignal;
 
 use crate::{
-    algorithms, doctor, explain, lab, progress, replay, report, role::Role, status, trace, why,
+    algorithms, doctor, explain, join, lab, progress, replay, report, role::Role, status, trace,
+    why,
 };
 
 /// Gradient synchronisation for distributed training.
@@ -26,6 +27,17 @@ pub enum Command {
     /// Run a program as the ranks of a job, on one or several hosts.
     #[command(after_help = "Example: gradwire run -np 4 -H node1:2,node2:2 -- python train.py")]
     Run(Box<Run>),
+    /// Make a job of the tasks that srun or mpirun has started.
+    #[command(after_help = "Example: gradwire join -- ./train, as in srun -n 8 gradwire join …")]
+    Join(join::Options),
+    /// Make a secret for jobs that several hosts join.
+    #[command(after_help = "Example: gradwire secret ~/.gradwire-secret")]
+    #[command(after_help = "Example: gradwire secret ~/.gradwire-secret")]
+    Secret {
+        /// A new file, which only you can read [default: print the secret].
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
     /// Measure collectives and check every result.
     #[command(subcommand, after_help = "Example: gradwire bench allreduce -np 4 --end 64M")]
     Bench(Measurement),

@@ -9,6 +9,7 @@
 //! - [`explain`]: `gradwire explain`
 //! - [`find`]: finds the jobs of this host
 //! - [`doctor`]: `gradwire doctor`
+//! - [`join`]: `gradwire join` and `gradwire secret`
 //! - [`lab`]: commands that `gradwire-lab` runs
 //! - [`replay`]: `gradwire run --record` and `gradwire replay`
 //! - [`show`]: `gradwire config show`
@@ -33,6 +34,7 @@ pub mod explain;
 pub mod familiar;
 pub mod find;
 pub mod job;
+pub mod join;
 pub mod lab;
 pub mod process;
 pub mod progress;

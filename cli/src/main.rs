@@ -11,6 +11,7 @@ use gradwire_cli::{
     args::{Cli, Command, Config, Measurement, Run},
     cluster, doctor, explain, familiar, find,
     job::{Files, discover, prepare, start},
+    join,
     lab::become_lab,
     process::{block_on, environment, load, print},
     replay, report, show, status, top, trace, why,
@@ -31,6 +32,8 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
     match cli.command {
         Command::Run(run) => self::run(*run),
+        Command::Join(options) => join::run(options),
+        Command::Secret { file } => join::secret(file.as_deref()),
         Command::Bench(Measurement::Job(bench)) => self::bench(&bench),
         Command::Config(Config::Show { settings, all, explain, json }) => {
             let loaded = load(&settings, &[])?;

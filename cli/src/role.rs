@@ -7,7 +7,10 @@ use gradwire_launcher::{agent, error::CommandError};
 use rustix::process::Signal;
 use tokio::runtime::Builder;
 
-use crate::process::{built, runtime};
+use crate::{
+    join,
+    process::{built, runtime},
+};
 
 /// The threads of the agent of `gradwire doctor`; a daemon has two for data by default.
 const AGENT_THREADS: usize = 2;
@@ -21,6 +24,14 @@ pub enum Role {
     /// Serve one `gradwire doctor` on standard input and output.
     #[command(hide = true)]
     DoctorAgent,
+    /// Start the daemon of a host and serve its tasks, for `gradwire join`.
+    #[command(hide = true)]
+    JoinService {
+        /// The process id of the task that has started this.
+        task: u32,
+        /// How many jobs it has been in.
+        session: u32,
+    },
     /// Become a program whose life is tied to its parent's.
     #[command(hide = true)]
     ExecChild {
@@ -61,6 +72,8 @@ impl Role {
                 runtime.shutdown_background();
                 ended.map(|()| ExitCode::SUCCESS).map_err(CommandError::failed)
             }
+            // One thread, for the same reason.
+            Self::JoinService { task, session } => join::serve(task, session),
             Self::ExecChild { gently, parent, command } => match command.split_first() {
                 Some((program, args)) => {
                     let signal = if gently { Signal::TERM } else { Signal::KILL };

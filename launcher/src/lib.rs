@@ -16,6 +16,7 @@
 //! - [`reach`]: how a host is reached, and why it can't be
 //! - [`messages`]: reads the messages of the other side
 //! - [`agent`]: the agent
+//! - [`join`]: makes a job of the tasks of another launcher
 //! - [`launch`]: the launcher
 
 #![forbid(unsafe_code)]
@@ -23,6 +24,7 @@
 pub mod agent;
 pub mod args;
 pub mod error;
+pub mod join;
 pub mod launch;
 pub mod messages;
 pub mod outer;

@@ -6,7 +6,13 @@ use std::collections::HashMap;
 use gradwire_settings::RESERVED_VARIABLES;
 
 /// The reserved variables that users set.
-const OF_USERS: [&str; 3] = ["GRADWIRE_ALONE", "GRADWIRE_BIND", "GRADWIRE_CONFIG"];
+const OF_USERS: [&str; 5] = [
+    "GRADWIRE_ALONE",
+    "GRADWIRE_BIND",
+    "GRADWIRE_CONFIG",
+    "GRADWIRE_RENDEZVOUS",
+    "GRADWIRE_SECRET_FILE",
+];
 
 /// What a launcher tells ranks with the names of others.
 const PLACES: [&str; 15] = [

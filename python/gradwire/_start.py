@@ -5,8 +5,9 @@
   ``MASTER_PORT``) the first rank of each node starts its daemon, and the first daemon hosts the
   coordinator. The ranks exchange the job's id, secret and addresses through torch's store. Anyone
   who can read that store can join the job, as with torch itself.
-- Otherwise, this process becomes the only rank of a new job, unless the variables of a starter such
-  as srun or mpirun show that it is one of several tasks (``worker-lib/src/starters.rs``).
+- If the variables of a starter such as srun or mpirun show that this process is one of several
+  tasks (``worker-lib/src/starters.rs``), ``gradwire join`` makes a job of them.
+- Otherwise, this process becomes the only rank of a new job.
 
 Processes started here end with this process, however it ends (CLEAN).
 
@@ -73,11 +74,15 @@ _NUMBERS = tuple(
     f"GRADWIRE_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 )
 _GRACE_SECONDS = 5.0
+# As in launcher/src/join/mod.rs.
+_UNKNOWN_LAUNCHER = 3
 # How many characters of a command line a message shows.
 _SHOWN = 200
 _services: list[subprocess.Popen[str]] = []
 # The services of jobs that this process has left, while other ranks still use them.
 _former: list[subprocess.Popen[str]] = []
+# What the user has set for jobs of this process, and a job replaces.
+_given: dict[str, str] = {}
 # Counts the jobs that this process has formed without a launcher.
 _jobs = itertools.count()
 # Whether the environment variables describe a job formed without a launcher.
@@ -91,20 +96,54 @@ def prepare() -> None:
     if all(name in os.environ for name in _TORCHRUN):
         _join_torchrun()
         return
-    check_alone()
-    _alone()
+    why = _why_not_alone()
+    if why is None:
+        _alone()
+    else:
+        _join_tasks(why)
 
 
 def _has_job() -> bool:
     return any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET"))
 
 
-def check_alone() -> None:
-    """Raises ``NotLaunched`` if an unsupported starter has started several tasks."""
+def _why_not_alone() -> str | None:
+    """Returns why this process is one of several tasks of a starter, if it is."""
     words = sys.orig_argv[1:]
-    why = _native.why_not_alone(_shown(["python", *words]), _shown(sys.argv))
+    return _native.why_not_alone(_shown(["python", *words]), _shown(sys.argv))
+
+
+def check_alone() -> None:
+    """Raises ``NotLaunched`` if a starter has started several tasks."""
+    why = _why_not_alone()
     if why is not None:
         raise NotLaunched(why, kind="not-launched")
+
+
+def _join_tasks(why: str) -> None:
+    """Joins the job of all tasks of a starter.
+
+    ``why`` is the error if their variables don't say which rank this process is.
+    """
+    words = [find("gradwire"), "join", "--for", str(os.getpid()), "--session", str(next(_jobs))]
+    # Standard error is that of the daemon, which outlives the command.
+    done = subprocess.run(
+        words,
+        env=os.environ | _given,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode == _UNKNOWN_LAUNCHER:
+        raise NotLaunched(why, kind="not-launched")
+    if done.returncode != 0:
+        raise NotLaunched(done.stdout.strip() or "gradwire join failed", kind="not-launched")
+    told = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    if "GRADWIRE_SECRET" in os.environ:
+        _given["GRADWIRE_SECRET"] = os.environ["GRADWIRE_SECRET"]
+    name, local_rank = told.pop("GRADWIRE_SOCKET"), int(told.pop("GRADWIRE_LOCAL_RANK"))
+    set_variables(told, name, local_rank)
 
 
 def _shown(words: list[str]) -> str:

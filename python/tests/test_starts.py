@@ -253,7 +253,7 @@ def test_horovods_variables_that_tune(ranks: int | None, job: Job) -> None:
 # Variables of a task that another starter started, and the command that works instead.
 TASKS = [
     ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "8"}, "gradwire run -np 8 --"),
-    ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, "gradwire run -np 4 -H"),
+    ({"FLUX_JOB_SIZE": "4"}, "gradwire run -np 4 -H"),
     ({"JOB_COMPLETION_INDEX": "0"}, "torchrun --nnodes PODS"),
     ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, "torchrun or gradwire run"),
 ]
@@ -267,6 +267,13 @@ def test_a_task_of_several_is_no_job(variables: dict[str, str], command: str, jo
     assert "-- python " in done.stdout or "FIRST_POD " in done.stdout, done.stdout
     done = job(PLACES, ranks=None, GRADWIRE_ALONE="1", **variables)
     assert done.returncode == 0 and "RANK 0 of 1" in done.stdout, done.stdout
+
+
+def test_an_incomplete_set_of_variables(job: Job) -> None:
+    done = job(PLACES, ranks=None, OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="1")
+    assert done.returncode == 1 and "NotLaunched" in done.stdout, done.stdout
+    assert "mpirun has not set OMPI_COMM_WORLD_LOCAL_RANK; start" in done.stdout, done.stdout
+    assert "GRADWIRE_ALONE=1" in done.stdout, done.stdout
 
 
 def test_a_batch_script_runs_alone(job: Job) -> None:

@@ -63,12 +63,14 @@ pub struct SessionBuilder {
 
 impl Session {
     /// Attaches as the rank that the launcher's variables name (`GRADWIRE_JOB`, `GRADWIRE_SECRET`,
-    /// `GRADWIRE_SOCKET`, `GRADWIRE_LOCAL_RANK`; settings `GRADWIRE_WORKER__…`).
+    /// `GRADWIRE_SOCKET`, `GRADWIRE_LOCAL_RANK`; settings `GRADWIRE_WORKER__…`). A task of `srun`
+    /// or `mpirun` joins the job of all their tasks, if the program `gradwire` is in PATH.
     ///
     /// # Errors
     /// [`GradwireError::NotLaunched`] if they are not set, and the process may go on alone. An
-    /// error for another variable if that shows that a starter such as `srun` or `mpirun` started
-    /// several tasks ([`crate::starters`]). Otherwise as for [`SessionBuilder::attach`].
+    /// error for another variable if that shows that another starter has started several tasks
+    /// ([`crate::starters`]), or [`GradwireError::Settings`] if they can't form a job. Otherwise as
+    /// for [`SessionBuilder::attach`].
     #[track_caller]
     pub fn from_env() -> Result<Self> {
         Self::builder_from_env()?.attach()

@@ -10,6 +10,7 @@ use gradwire_proto::{JobId, Secret};
 
 use crate::{
     error::{GradwireError, Result},
+    joining,
     starters::{self, Program, Refusal},
 };
 
@@ -95,13 +96,19 @@ impl Launch {
     /// Reads the environment of this process.
     pub(crate) fn from_env() -> Result<Self> {
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
-        Self::read(env::vars_os().map(|(name, value)| (text(name), text(value))).collect())
+        let variables = env::vars_os().map(|(name, value)| (text(name), text(value)));
+        let mut variables: HashMap<_, _> = variables.collect();
+        let is_task = || starters::refusal(&variables, &Program::default()).is_some();
+        if !is_launched(&variables) && is_task() {
+            joining::join(joining::PROGRAM, &mut variables)?;
+        }
+        Self::read(variables)
     }
 
     fn read(variables: HashMap<String, String>) -> Result<Self> {
         let need = |name| match variables.get(name) {
             Some(text) => Ok(text.as_str()),
-            None if LAUNCHED.iter().any(|other| variables.contains_key(*other)) => {
+            None if is_launched(&variables) => {
                 let reason = "it is not set, although other variables of the launcher are";
                 Err(bad(name, "", reason))
             }
@@ -131,6 +138,11 @@ impl Launch {
         let recording = Recording::read(&variables, place)?;
         Ok(Self { job, secret, socket, place, stderr, tuning, recording })
     }
+}
+
+/// Whether a launcher has started this process. Users may set a secret for other launchers.
+fn is_launched(variables: &HashMap<String, String>) -> bool {
+    LAUNCHED.iter().any(|name| *name != SECRET && variables.contains_key(*name))
 }
 
 /// The error for a setting; it names the variable.

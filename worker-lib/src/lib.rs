@@ -102,7 +102,7 @@
 //! - [`Session`]: attaching, ranks, tensors, leaving
 //! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that is shared with the daemon
 //! - [`Gate`]: for operations whose tensors are still being written
-//! - [`starters`]: `srun`, `mpirun` and others, which don't start jobs
+//! - [`starters`]: `srun`, `mpirun` and others, which start tasks and not jobs
 //! - [`optimizer`]: the order of gradients and their accumulation, for any framework. The crate
 //!   `gradwire-tch` has an optimizer for tch.
 //!
@@ -168,6 +168,7 @@ mod gate;
 mod handle;
 mod handover;
 mod inspection;
+mod joining;
 mod launch;
 mod link;
 #[expect(unsafe_code, reason = "the only module that turns shared memory into slices")]

@@ -1,5 +1,6 @@
 //! Starters that set no variables of a job, such as `srun` and `mpirun`: each of their tasks would
-//! become a job of its own, and training would go on and be wrong.
+//! become a job of its own, and training would go on and be wrong. Some of them tell their tasks
+//! enough for `gradwire join` to make them one job.
 //!
 //! [`refusal`] reads their variables. They show several *tasks*, and not a large allocation: a
 //! batch script that runs one process inside an allocation is not refused. The environment is an
@@ -50,19 +51,21 @@ struct Counted {
     tasks: &'static str,
     /// The number of tasks on this host, if a variable has it.
     here: Option<&'static str>,
+    /// Whether its tasks can become a job (`gradwire join`).
+    joins: bool,
 }
 
 /// The starter inside another one comes first: `mpirun` starts its helpers with `srun`, and only
 /// its own variables count the tasks.
 const COUNTED: &[Counted] = &[
     counted("horovodrun", "HOROVOD_SIZE", Some("HOROVOD_LOCAL_SIZE")),
-    counted("mpirun", "OMPI_COMM_WORLD_SIZE", Some("OMPI_COMM_WORLD_LOCAL_SIZE")),
+    joined("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     counted("mpirun", "MVP_COMM_WORLD_SIZE", Some("MVP_COMM_WORLD_LOCAL_SIZE")),
     counted("mpirun", "MV2_COMM_WORLD_SIZE", Some("MV2_COMM_WORLD_LOCAL_SIZE")),
     counted("jsrun", "JSM_NAMESPACE_SIZE", None),
-    counted("mpiexec, or srun with PMI,", "PMI_SIZE", Some("MPI_LOCALNRANKS")),
+    joined("mpiexec, or srun with PMI,", "PMI_SIZE", "MPI_LOCALNRANKS"),
     counted("flux", "FLUX_JOB_SIZE", None),
-    counted("srun", SLURM_TASKS, Some("SLURM_STEP_TASKS_PER_NODE")),
+    joined("srun", SLURM_TASKS, "SLURM_STEP_TASKS_PER_NODE"),
     // Only in a step: a batch script has it as well.
     counted("srun", SLURM_ALLOCATED, None),
 ];
@@ -79,7 +82,11 @@ const fn counted(
     tasks: &'static str,
     here: Option<&'static str>,
 ) -> Counted {
-    Counted { starter, tasks, here }
+    Counted { starter, tasks, here, joins: false }
+}
+
+const fn joined(starter: &'static str, tasks: &'static str, here: &'static str) -> Counted {
+    Counted { starter, tasks, here: Some(here), joins: true }
 }
 
 /// A variable with the number of this task. These starters don't say how many there are.
@@ -233,11 +240,15 @@ fn several(row: &Counted, tasks: Option<u64>, here: Option<&str>, program: &Prog
         }
         _ => " -H HOST:RANKS,…".to_owned(),
     };
+    let (starter_word, words) = (starter.split(',').next().unwrap_or(starter), program.words());
+    let or_join = match row.joins {
+        true => format!("; or let its tasks join: {starter_word} … gradwire join -- {words}"),
+        false => String::new(),
+    };
     format!(
         "{starter} started {count} tasks, and each would be a job of its own; start it once, \
-         without {}: gradwire run -np {np}{at} -- {}; or set {ALONE}=1 if each is to train alone",
-        starter.split(',').next().unwrap_or(starter),
-        program.words()
+         without {starter_word}: gradwire run -np {np}{at} -- {words}{or_join}; or set {ALONE}=1 \
+         if each is to train alone",
     )
 }
 

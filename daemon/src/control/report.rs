@@ -168,6 +168,7 @@ mod tests {
             parts: [100, 0, 300, 0].map(Duration::from_millis),
             last_step: Some(after(1800)),
             step: Some(Duration::from_millis(450)),
+            ..Total::default()
         };
         now.phases[0] = Some(Phase::Negotiate);
         now.operations = 8;
@@ -203,6 +204,7 @@ mod tests {
                 parts: [Duration::MAX / 8; 4],
                 last_step: Some(later),
                 step: Some(Duration::MAX),
+                ..Total::default()
             };
         });
         let report = pb::Report {

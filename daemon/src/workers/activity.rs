@@ -40,7 +40,7 @@ pub(crate) struct Total {
     /// The time per step of its last steps; kept until the next step.
     pub(crate) step: Option<Duration>,
     /// The last look.
-    looked: Option<Instant>,
+    pub(crate) looked: Option<Instant>,
 }
 
 impl Total {

@@ -21,7 +21,8 @@ fn is_ours(address: IpAddr) -> bool {
     address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
 }
 
-async fn resolve(host: &str) -> Option<IpAddr> {
+/// The address of a name, if it has one.
+pub async fn resolve(host: &str) -> Option<IpAddr> {
     match literal(host) {
         Some(address) => Some(address),
         None => lookup_host((host, 0)).await.ok()?.next().map(|at| at.ip()),
@@ -55,7 +56,7 @@ pub async fn are_local(hosts: &[String]) -> Vec<bool> {
 
 /// This machine's address as a remote host sees it: the source address of packets to that host. No
 /// packet is sent.
-fn source_towards(remote: IpAddr) -> Option<IpAddr> {
+pub fn source_towards(remote: IpAddr) -> Option<IpAddr> {
     let any: SocketAddr =
         if remote.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 8], 0).into() };
     let socket = UdpSocket::bind(any).ok()?;

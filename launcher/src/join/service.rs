@@ -1,0 +1,257 @@
+//! The service of a host: starts its daemon, tells every task of the host how to attach, and stays
+//! until the daemon has ended. If all tasks that have come are gone, it ends the daemon (CLEAN).
+
+use std::{
+    collections::HashMap,
+    io::{self, Write as _},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    os::fd::OwnedFd,
+    process::{ExitCode, Stdio},
+    time::Duration,
+};
+
+use gradwire_proto::Secret;
+use gradwire_services::launch::{HERE, ServiceReport, from_line};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
+};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::{Child, Command},
+    time::{Instant, interval, sleep, timeout, timeout_at},
+};
+
+use super::{
+    Join,
+    meeting::{Answer, Meeting},
+};
+use crate::{agent::host::find_gradwired, error::CommandError, launch::places, outer};
+
+/// The line after an answer.
+pub(super) const END: &str = ".";
+
+/// The interval at which the service looks whether tasks are left.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The pause before another attempt of a daemon whose port is taken: that of an earlier job of the
+/// same tasks may still be in use.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Serves the tasks of this host.
+pub(super) async fn run(join: &Join<'_>) -> Result<ExitCode, CommandError> {
+    let meeting = Meeting::open(&join.place()).map_err(|error| {
+        CommandError::failed(format!("the ranks of this host can't meet: {error}"))
+    })?;
+    let (mut daemon, answer) = match start(join).await {
+        Ok((daemon, variables)) => (Some(daemon), Ok(variables)),
+        Err(error) => {
+            let hint =
+                if error.hint.is_empty() { String::new() } else { format!("\n{}", error.hint) };
+            (None, Err(format!("{}{hint}", error.what)))
+        }
+    };
+    tell_starter(&answer);
+    let mut tasks = Tasks::default();
+    tasks.add(join.pid);
+    let Some(daemon) = daemon.as_mut() else {
+        // The other tasks of the host get the reason, too.
+        let others = async {
+            for _ in 1..join.placement.slots {
+                meeting.next(&answer).await;
+            }
+        };
+        let _ = timeout(join.settings.start.timeout, others).await;
+        return Ok(ExitCode::FAILURE);
+    };
+    let mut look = interval(LOOK);
+    loop {
+        tokio::select! {
+            _ = daemon.wait() => return Ok(ExitCode::SUCCESS),
+            pid = meeting.next(&answer) => tasks.add(pid),
+            _ = look.tick() => {
+                if tasks.are_gone() {
+                    end(daemon, join.settings.launch.grace).await;
+                    return Ok(ExitCode::SUCCESS);
+                }
+            }
+        }
+    }
+}
+
+/// Writes the answer for the task that has started this service. It may be gone.
+fn tell_starter(answer: &Answer) {
+    let (sign, text) = match answer {
+        Ok(text) => ('+', text.trim_end()),
+        Err(text) => ('-', text.trim_end()),
+    };
+    let mut output = io::stdout();
+    let _ = output.write_all(format!("{sign}{text}\n{END}\n").as_bytes());
+    let _ = output.flush();
+}
+
+/// The processes of the tasks that have come, as long as they live.
+#[derive(Debug, Default)]
+struct Tasks(Vec<OwnedFd>);
+
+impl Tasks {
+    /// Adds a task, unless its process has ended.
+    fn add(&mut self, pid: u32) {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        self.0.extend(pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()));
+    }
+
+    /// Whether all processes have ended.
+    fn are_gone(&mut self) -> bool {
+        // Such a descriptor becomes readable when its process ends.
+        self.0.retain(|process| {
+            let mut ended = [PollFd::new(process, PollFlags::IN)];
+            !poll(&mut ended, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+        });
+        self.0.is_empty()
+    }
+}
+
+/// No task is left. The daemon ends by itself when its last rank has left or is lost; otherwise,
+/// within this time, it is asked to.
+async fn end(daemon: &mut Child, grace: Duration) {
+    if timeout(grace, daemon.wait()).await.is_ok() {
+        return;
+    }
+    if let Some(pid) = daemon.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    if timeout(grace, daemon.wait()).await.is_err() {
+        let _ = daemon.kill().await;
+    }
+}
+
+/// Starts the daemon of this host. Returns the variables with which a rank attaches.
+async fn start(join: &Join<'_>) -> Result<(Child, String), CommandError> {
+    let limit = join.settings.start.timeout;
+    let deadline = Instant::now() + limit;
+    let placement = &join.placement;
+    let secret = join.secret.clone().unwrap_or_else(Secret::generate);
+    let socket = format!("@gradwire-{}-{}", join.job, placement.node);
+    let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let mut variables = HashMap::from(
+        [
+            ("GRADWIRE_JOB", join.job.to_string()),
+            ("GRADWIRE_SECRET", secret.to_hex()),
+            ("GRADWIRE_SOCKET", socket),
+        ]
+        .map(|(name, value)| (name.to_owned(), value)),
+    );
+    let mut attach: Vec<_> =
+        variables.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+    attach.sort();
+    let mut set = |name: &str, value: String| variables.insert(name.to_owned(), value);
+    set("GRADWIRE_HOST", own_name.clone());
+    set("GRADWIRE_SLOTS", placement.slots.to_string());
+    set("GRADWIRE_ORDER", placement.node.to_string());
+    let address = match &join.rendezvous {
+        None => IpAddr::from(Ipv4Addr::LOCALHOST),
+        Some(rendezvous) if placement.node == 0 => {
+            let own = match rendezvous.host.parse() {
+                Ok(address) => address,
+                // The name of a host is often a loopback address on this host itself.
+                Err(_) => {
+                    let other = placement.hosts.get(1).map_or("192.0.2.1", String::as_str);
+                    places::local_address(&rendezvous.host, Some(other)).await
+                }
+            };
+            set(
+                "GRADWIRE_COORDINATOR__LISTEN",
+                SocketAddr::from((own, rendezvous.port)).to_string(),
+            );
+            own
+        }
+        Some(rendezvous) => {
+            let first = rendezvous.address(limit).await?;
+            set("GRADWIRE_COORDINATOR", first.to_string());
+            places::source_towards(first.ip()).ok_or_else(|| {
+                let what = format!("no network leads to {first}, where the coordinator is to be");
+                CommandError::failed(what)
+            })?
+        }
+    };
+    set("GRADWIRE_ADDRESS", address.to_string());
+    if placement.node == 0 {
+        set("GRADWIRE_COORDINATOR", HERE.to_owned());
+        set("GRADWIRE_NODES", placement.nodes.to_string());
+        set("GRADWIRE_RANKS", placement.size.to_string());
+    }
+    loop {
+        let mut daemon = spawn(join, &variables)?;
+        match timeout_at(deadline, serving(&mut daemon)).await {
+            Ok(true) => return Ok((daemon, attach.concat())),
+            Ok(false) if Instant::now() + PAUSE < deadline && join.session > 0 => {
+                sleep(PAUSE).await;
+            }
+            ended => {
+                let _ = daemon.kill().await;
+                let how = match ended {
+                    Ok(_) => "ended before it was ready".to_owned(),
+                    Err(_) => format!("was not ready within {} s", limit.as_secs_f64()),
+                };
+                let what = format!("the daemon of host {own_name} {how}; see its output");
+                return Err(CommandError::failed(what));
+            }
+        }
+    }
+}
+
+fn spawn(join: &Join<'_>, variables: &HashMap<String, String>) -> Result<Child, CommandError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let here = std::env::current_dir().unwrap_or_default();
+    let gradwired = find_gradwired(&join.settings.launch.gradwired, &path, &here);
+    let gradwired = gradwired.ok_or_else(|| {
+        CommandError::failed("program 'gradwired' not found on this host")
+            .hint("install gradwired beside gradwire, or set launch.gradwired")
+    })?;
+    let own = std::env::current_exe().map_err(|error| CommandError::system(&error))?;
+    let mut command = Command::new(own);
+    for name in outer::variables(|name| join.environment.contains_key(name)) {
+        command.env_remove(name);
+    }
+    command
+        .args(["exec-child", "--gently", &std::process::id().to_string()])
+        .arg(gradwired)
+        .envs(variables)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| CommandError::system(&error))
+}
+
+/// Waits until a daemon serves; false if it ends before.
+async fn serving(daemon: &mut Child) -> bool {
+    let Some(output) = daemon.stdout.take() else { return false };
+    let mut lines = BufReader::new(output).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        if let Ok(ServiceReport::Serving { .. }) = from_line(&line) {
+            // It writes more, which nobody reads; a closed pipe would be an error.
+            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+            return true;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_are_gone_when_their_processes_have_ended() {
+        let mut tasks = Tasks::default();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        tasks.add(child.id());
+        assert!(!tasks.are_gone());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(tasks.are_gone());
+        tasks.add(child.id());
+        assert!(tasks.are_gone());
+    }
+}

@@ -1,0 +1,159 @@
+"""Jobs that srun and mpirun start, without ``gradwire run``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launchers import MPI, Tasks, free_ports, install, slurm
+from launching import LAUNCHER, PLACES
+
+# The ranks form a second job after the first.
+TWICE = f"{PLACES}\ngw.shutdown(){PLACES.replace('RANK', 'AGAIN')}"
+ENDS = """
+import os, signal, sys
+import gradwire as gw
+gw.init()
+gw.barrier()
+if gw.rank() == 1:
+    eval(sys.argv[1])
+try:
+    gw.barrier()
+except gw.GradwireError as error:
+    os.write(1, f"TOLD {error.rank} {error}\\n".encode())
+    sys.exit(8)
+"""
+NO_MEMBER = """
+import os
+import gradwire as gw
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    import time
+    time.sleep(8)
+else:
+    gw.init()
+"""
+GROUP = """
+import torch
+import torch.distributed as dist
+import gradwire.torch.distributed
+dist.init_process_group("gradwire")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+print(f"RANK {dist.get_rank()} of {dist.get_world_size()} sum {total.item()}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Tasks:
+    """Tasks of launchers that are installed."""
+    install()
+    return Tasks(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dict[str, str]]:
+    """The variables of a running Slurm."""
+    with slurm() as variables:
+        yield variables
+
+
+@pytest.fixture
+def on_slurm(cluster: dict[str, str], tmp_path: Path) -> Tasks:
+    """Tasks of srun on two nodes, with a secret and a place to meet."""
+    secret = tmp_path / "secret"
+    subprocess.run([LAUNCHER, "secret", str(secret)], check=True)
+    rendezvous = f"127.0.0.1:{free_ports(1)[0]}"
+    given = {"GRADWIRE_SECRET_FILE": str(secret), "GRADWIRE_RENDEZVOUS": rendezvous}
+    return Tasks(tmp_path, cluster | given)
+
+
+@pytest.mark.parametrize("mpi", MPI)
+def test_mpirun_starts_a_job(mpi: str, tasks: Tasks) -> None:
+    done = tasks.run([*MPI[mpi], "3"], TWICE)
+    assert done.code == 0, done.text
+    for rank in range(3):
+        for word in ("RANK", "AGAIN"):
+            assert f"{word} {rank} of 3 local {rank} of 3 sum 6.0" in done.text, done.text
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("os.kill(os.getpid(), 9)", "ended without leaving"), ("sys.exit(3)", "exit code 3")],
+)
+def test_mpirun_names_who_ended(how: str, says: str, tasks: Tasks) -> None:
+    done = tasks.run([*MPI["Open MPI"], "2"], ENDS, how)
+    assert done.code != 0 and "TOLD 1 rank 1" in done.text and says in done.text, done.text
+
+
+def test_mpirun_names_a_rank_without_init(tasks: Tasks) -> None:
+    words = [*MPI["Open MPI"], "2"]
+    done = tasks.run(words, NO_MEMBER, GRADWIRE_LAUNCH__START_TIMEOUT_MS="2000")
+    assert done.code != 0 and "rank 1" in done.text and "has not joined" in done.text, done.text
+
+
+def test_a_program_joins_under_mpirun(tasks: Tasks) -> None:
+    pytest.importorskip("torch")
+    done = tasks.run([*MPI["Open MPI"], "2", LAUNCHER, "join", "--"], GROUP)
+    assert done.code == 0, done.text
+    assert all(f"RANK {rank} of 2 sum 3.0" in done.text for rank in range(2)), done.text
+    done = tasks.start([*MPI["Open MPI"], "2", LAUNCHER, "join", "--", "no-such-program"])
+    assert done.code == 127 and "can't run no-such-program" in done.text, done.text
+
+
+def test_tasks_that_are_dealt_out_are_refused(tasks: Tasks) -> None:
+    words = ["mpirun.openmpi", "-np", "2", "-x", "OMPI_COMM_WORLD_LOCAL_SIZE=1"]
+    program = ["sh", "-c", f"OMPI_COMM_WORLD_LOCAL_RANK=1 exec {sys.executable} -c '{PLACES}'"]
+    done = tasks.start([*words[:3], "--oversubscribe", *program])
+    assert done.code != 0 and "OMPI_COMM_WORLD_LOCAL_RANK=1" in done.text, done.text
+    assert "must follow each other" in done.text, done.text
+
+
+def test_srun_starts_jobs_on_two_nodes(on_slurm: Tasks) -> None:
+    # Three tasks on the first node, and two on the second.
+    done = on_slurm.run(["srun", "-N2", "-n5", "--ntasks-per-node=3"], TWICE)
+    assert done.code == 0, done.text
+    for rank in range(5):
+        for word in ("RANK", "AGAIN"):
+            assert f"{word} {rank} of 5 local " in done.text, done.text
+    assert done.text.count("sum 15.0") == 10, done.text
+
+
+def test_srun_names_a_killed_rank(on_slurm: Tasks) -> None:
+    done = on_slurm.run(["srun", "-N2", "-n2"], ENDS, "os.kill(os.getpid(), 9)")
+    assert done.code != 0 and "TOLD 1 rank 1" in done.text, done.text
+
+
+def test_srun_without_a_secret(on_slurm: Tasks) -> None:
+    done = on_slurm.run(["srun", "-N2", "-n2"], PLACES, GRADWIRE_SECRET_FILE="")
+    assert done.code != 0 and "there is no secret" in done.text, done.text
+    assert "gradwire secret" in done.text and "Traceback" in done.text, done.text
+
+
+def test_srun_with_two_secrets(on_slurm: Tasks) -> None:
+    for node in range(2):
+        subprocess.run([LAUNCHER, "secret", str(on_slurm.folder / f"secret.{node}")], check=True)
+    command = 'GRADWIRE_SECRET_FILE="$0.$SLURM_NODEID" exec "$@"'
+    done = on_slurm.run(
+        ["srun", "-N2", "-n2", "sh", "-c", command, str(on_slurm.folder / "secret")],
+        PLACES,
+        GRADWIRE_LAUNCH__START_TIMEOUT_MS="3000",
+    )
+    assert done.code != 0 and "the job secret of this node differs" in done.text, done.text
+
+
+def test_srun_deals_tasks_out(on_slurm: Tasks) -> None:
+    done = on_slurm.run(["srun", "-N2", "-n4", "--distribution=cyclic"], PLACES)
+    assert done.code != 0 and "as with --distribution=block" in done.text, done.text
+
+
+def test_a_batch_script_runs_one_process(on_slurm: Tasks) -> None:
+    """Inside an allocation for several tasks, a process without srun is a job of its own."""
+    program, output = on_slurm.folder / "alone.py", on_slurm.folder / "output"
+    program.write_text(PLACES)
+    words = ["sbatch", "--wait", "-N2", "-n4", f"--output={output}", "--wrap"]
+    done = on_slurm.start([*words, f"{sys.executable} {program}"])
+    assert done.code == 0 and "RANK 0 of 1" in output.read_text(), done.text + output.read_text()
