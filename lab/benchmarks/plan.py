@@ -112,6 +112,11 @@ def for_targets() -> list[Scenario]:
     ]
 
 
+# The fewest iterations that are not timed, for every system: PyTorch's tensors move into Gradwire's
+# shared memory during their first exchanges.
+WARMUP = 5
+
+
 @dataclass(frozen=True)
 class Run:
     """One size with its iterations, equal for every system."""
@@ -151,7 +156,7 @@ def runs(scenario: Scenario, seconds: float, thrift: int = 1) -> list[Run]:
     for size in scenario.sizes:
         often = seconds / expected_seconds(scenario, size) / thrift
         iterations = min(max(round(often), 3), 200)
-        planned.append(Run(size, max(1, iterations // 5), iterations, size >= BARRIER_FROM))
+        planned.append(Run(size, max(WARMUP, iterations // 5), iterations, size >= BARRIER_FROM))
     return planned
 
 

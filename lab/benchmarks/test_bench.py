@@ -9,7 +9,19 @@ from math import prod
 from figures import Verdict, figure, ratio, time_text, verdict
 from measure import Outcome, Result, Row, _read
 from net import _round_trip, may_make_namespaces, network
-from plan import GBIT, MIB, Run, Scenario, bus_bytes, full, line_bits, quick, runs, size_text
+from plan import (
+    GBIT,
+    MIB,
+    WARMUP,
+    Run,
+    Scenario,
+    bus_bytes,
+    full,
+    line_bits,
+    quick,
+    runs,
+    size_text,
+)
 from report import as_json, as_markdown
 from shapes import PARAMETERS, TENSORS, for_gradwire, for_peers, resnet50
 from shell import Process, Trouble, call, run_job
@@ -163,7 +175,7 @@ class Plans(unittest.TestCase):
         for scenario in full():
             for run in runs(scenario, 1.0, thrift=10):
                 self.assertGreaterEqual(run.iterations, 3, (scenario.name, run))
-                self.assertGreaterEqual(run.warmup, 1)
+                self.assertGreaterEqual(run.warmup, WARMUP)
 
     def test_bandwidth_counts_the_necessary_bytes(self) -> None:
         """2(N-1)/N of the size, for ranks on the bus and for nodes on the line."""
