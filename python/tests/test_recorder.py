@@ -81,4 +81,4 @@ gw.barrier()
     done = torchrun(program, tmp_path, 2)
     assert done.returncode != 0 and len(list(recordings.iterdir())) == 1, done.stdout
     report = ran([LAUNCHER, "report", str(recordings)])
-    assert report.returncode == 0 and "'loss'" in report.stdout, report.stdout
+    assert report.returncode == 0 and "'allreduce.loss'" in report.stdout, report.stdout

@@ -86,7 +86,8 @@ def test_variables_of_another_job_are_not_read(job: Job) -> None:
 def test_the_variables_of_a_launch_are_all_known() -> None:
     source = (Path(__file__).parents[2] / "settings" / "src" / "layers.rs").read_text()
     reserved = re.findall(r'^    "(GRADWIRE_\w+)",$', source, re.MULTILINE)
-    of_users = {f"GRADWIRE_{name}" for name in ("ALONE", "BIND", "CONFIG", "STDERR")}
+    names = ("ALONE", "BIND", "CONFIG", "RENDEZVOUS", "SECRET_FILE", "STDERR")
+    of_users = {f"GRADWIRE_{name}" for name in names}
     assert set(reserved) - of_users == {*_start._LAUNCH, *_start._NUMBERS}
 
 
