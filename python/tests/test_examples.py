@@ -17,7 +17,10 @@ from launching import LAUNCHER, LIMIT, needs_torch, running, until
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 TRAINING = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--epochs", "4", "--batch", "48"]
 HOROVOD = "0.19.5"  # the last release whose source package contains the tests for PyTorch
-HOROVODS_TESTS = "f7897ae830048c16468112316538a5ad8f9bed3418d71a5a5726e21be69c97ff"
+HOROVODS_TESTS = {
+    "test_torch.py": "f7897ae830048c16468112316538a5ad8f9bed3418d71a5a5726e21be69c97ff",
+    "test_stall.py": "ccaf77bb3eadb15b1756e5cac5ec477aec3d8795bb5ea626d8bfb448b13ee5c5",
+}
 # Expectations of those tests, and why Gradwire differs.
 DIFFERENT = {
     "test_horovod_allgather_grad": "the sum of the ranks' gradients; the average since 0.20",
@@ -168,9 +171,9 @@ def test_a_function_as_a_job() -> None:
 
 @pytest.fixture(scope="module")
 def horovods_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns Horovod's own tests for PyTorch, from its source package."""
-    kept = Path(sys.prefix) / f"horovod-{HOROVOD}" / "test_torch.py"
-    if not kept.exists():
+    """Returns the folder of Horovod's own tests for PyTorch, from its source package."""
+    kept = Path(sys.prefix) / f"horovod-{HOROVOD}"
+    if not all((kept / name).exists() for name in HOROVODS_TESTS):
         folder = tmp_path_factory.mktemp("horovod")
         words = [
             sys.executable,
@@ -186,22 +189,24 @@ def horovods_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if done.returncode != 0:
             pytest.skip(f"Horovod's source package can't be had: {done.stderr.strip()[-300:]}")
         with tarfile.open(next(folder.glob("*.tar.gz"))) as package:
-            member = package.extractfile(f"horovod-{HOROVOD}/test/test_torch.py")
-            assert member is not None
-            content = member.read()
-        assert hashlib.sha256(content).hexdigest() == HOROVODS_TESTS
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_bytes(content)
+            for name, digest in HOROVODS_TESTS.items():
+                member = package.extractfile(f"horovod-{HOROVOD}/test/{name}")
+                assert member is not None
+                content = member.read()
+                assert hashlib.sha256(content).hexdigest() == digest
+                kept.mkdir(exist_ok=True)
+                (kept / name).write_bytes(content)
     return kept
 
 
 def test_horovods_own_tests(horovods_tests: Path) -> None:
     """Runs a script of 1,730 lines by Horovod's authors, with only its import changed."""
     needs_torch(2, 3, why="it makes tensors of options of optimizers that are None there")
-    tests = re.findall(r"def (test_\w+)", horovods_tests.read_text())
+    script = horovods_tests / "test_torch.py"
+    tests = re.findall(r"def (test_\w+)", script.read_text())
     assert len(tests) == 47 and DIFFERENT.keys() <= set(tests)
     chosen = [f"TorchTests.{test}" for test in tests if test not in DIFFERENT]
-    words = [sys.executable, str(EXAMPLES / "real_horovod.py"), str(horovods_tests), *chosen]
+    words = [sys.executable, str(EXAMPLES / "real_horovod.py"), str(script), *chosen]
     said = run(
         words, PYTHONPATH=str(Path(__file__).parent / "horovods_helpers"), PYTHONWARNINGS="ignore"
     )
@@ -209,6 +214,14 @@ def test_horovods_own_tests(horovods_tests: Path) -> None:
         "line 36: import horovod.torch as hvd  ->  import gradwire.torch as hvd\n"
     ), said
     assert len(re.findall(rf"Ran {len(chosen)} tests", said)) == 2, said
+
+
+def test_horovods_own_test_of_stalls(horovods_tests: Path) -> None:
+    """Rank 1 comes ten seconds late, which is reported, and is no error."""
+    script = horovods_tests / "test_stall.py"
+    said = run([sys.executable, str(EXAMPLES / "real_horovod.py"), str(script)])
+    assert "tensor 'allreduce.#1' has waited " in said and " for rank 1 on host" in said, said
+    assert "rank 1" in said and "test_stall.py:19 in test" in said, said
 
 
 def test_horovods_own_example(tmp_path: Path) -> None:
