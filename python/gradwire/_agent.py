@@ -6,13 +6,15 @@ The agent takes these lines out of the output. The texts are those of proto/serv
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 _STDERR = "GRADWIRE_STDERR"
 _LAST_WORDS, _LAST_WORDS_END = b"\x1egradwire: last words\n", b"\x1egradwire: end of last words\n"
-_CONSEQUENCE = b"\x1egradwire: a consequence\n"
+_CONSEQUENCE = b"\x1egradwire: a consequence of "
 _FORMS = b"\x1egradwire: forms another job\n"
 
 
@@ -30,9 +32,9 @@ def announced() -> Iterator[None]:
         _tell(_LAST_WORDS_END)
 
 
-def is_consequence() -> None:
+def is_consequence(failure: dict[str, Any]) -> None:
     """Says that this process ends because of a failure that another rank has caused."""
-    _tell(_CONSEQUENCE)
+    _tell(_CONSEQUENCE + json.dumps(failure).encode() + b"\n")
 
 
 def forms_another_job() -> None:

@@ -221,6 +221,10 @@ class Failure:
     """
     The failure that an exception reports, for `Session.abort`.
     """
+    def fields(self, /) -> dict:
+        """
+        What is known about it, with the names of the messages between Gradwire's programs.
+        """
     @property
     def rank(self, /) -> int | None:
         """
@@ -648,7 +652,9 @@ class Session:
         Returns:
             A handle that completes when all ranks have joined; its result is the last one.
         """
-    def leave_at_exit(self, /, services: SupportsGetItem[int, SupportsIndex]) -> None:
+    def leave_at_exit(
+        self, /, services: SupportsGetItem[int, SupportsIndex], last: SupportsGetItem[int, Handle]
+    ) -> None:
         """
         Leaves the job when the process ends, cleanly if its exit code is 0.
 
@@ -657,6 +663,8 @@ class Session:
 
         Args:
             services: The ids of the child processes.
+            last: Operations for which it waits a while before it leaves cleanly. These handles can't
+                be used any more.
 
         Raises:
             GradwireError: The job had already failed.

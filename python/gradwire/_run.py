@@ -202,9 +202,10 @@ def _results(folder: Path, size: int | None, code: int) -> list[Any]:
     if errors:
         rank = int(errors[0].suffix[1:])
         text, noticed = pickle.loads(errors[0].read_bytes())
-        text = f"rank {rank} of the job raised:\n{text}"
         if noticed is None:
+            text = f"rank {rank} of the job raised:\n{text}"
             raise Cancelled(text, kind="cancelled", rank=rank)
+        text = f"{noticed}\nThis is what rank {rank} noticed:\n{text}"
         facts = {name: getattr(noticed, name) for name in ("kind", "rank", "host", "tensor")}
         raise type(noticed)(text, **facts)
     files = [folder / f"result.{rank}" for rank in range(size or 0)]
@@ -224,7 +225,7 @@ def rank() -> None:
     try:
         func, args, kwargs = pickle.loads((folder / "call").read_bytes())
         returned = func(*args, **kwargs)
-        result = dumps((_rank_or(int(own)), returned))
+        result = _dumped(func, (_rank_or(int(own)), returned))
     except Exception as error:
         others = isinstance(error, GradwireError) and error.rank not in (None, int(own))
         with _uncaught.shortened(error):
@@ -235,6 +236,14 @@ def rank() -> None:
         (folder / name).write_bytes(pickle.dumps((text, told)))
         raise
     (folder / f"result.{own}").write_bytes(result)
+
+
+def _dumped(func: Any, result: Any) -> bytes:
+    try:
+        return dumps(result)
+    except Exception as error:
+        text = f"the result of {_name(func)} can't be pickled: {error}"
+        raise InvalidRequest(text, kind="invalid") from error
 
 
 def _rank_or(number: int) -> int:

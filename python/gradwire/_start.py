@@ -230,13 +230,17 @@ def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
             return report
 
 
-def stop(left: bool = False) -> None:
+def stop(left: bool = False) -> bool:
     """Waits for the services, which exit when all ranks have left.
 
     If this rank has ``left`` cleanly, the other ranks may still need the services, so it waits
     without a limit, as rank 0 does for torch's own store. Otherwise it terminates them after a
     grace period.
+
+    Returns:
+        Whether the job has succeeded, as far as the services know.
     """
+    succeeded = True
     deadline = time.monotonic() + _GRACE_SECONDS
     while _services:
         service = _services.pop()
@@ -244,8 +248,10 @@ def stop(left: bool = False) -> None:
             service.wait(None if left else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             _terminate(service)
+        succeeded = succeeded and service.returncode == 0
         if service.stdout is not None:
             service.stdout.close()
+    return succeeded
 
 
 def _terminate(service: subprocess.Popen[str]) -> None:
@@ -356,11 +362,14 @@ def set_variables(job: dict[str, str], name: str, local_rank: int) -> None:
     os.environ["GRADWIRE_LOCAL_RANK"] = str(local_rank)
 
 
-def clear_variables(left: bool, attached: bool = True) -> None:
+def clear_variables(left: bool, attached: bool = True) -> bool:
     """Removes the variables of a job that this process was part of.
 
     ``init`` can then start a new one. Variables set by a launcher remain if this process did not
     join its job.
+
+    Returns:
+        As of ``stop``.
     """
     global _launched_here
     if _launched_here or attached:
@@ -371,7 +380,7 @@ def clear_variables(left: bool, attached: bool = True) -> None:
         for name in stale:
             os.environ.pop(name, None)
         _launched_here = False
-    stop(left)
+    return stop(left)
 
 
 def _alone() -> None:
@@ -432,7 +441,9 @@ def _store() -> _answers.Store:
     global _torchrun_store
     try:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
         raise NotLaunched(
             "under torchrun, and when init() is called again, ranks connect through PyTorch's "
             "store, but PyTorch is not installed: use gradwire run, and call init() once",

@@ -66,8 +66,8 @@ def watch() -> None:
         is_end = getattr(sys, "last_value", None) is error
         if is_end:
             _note(error)
-            if _is_consequence():
-                _agent.is_consequence()
+            if cause is not None and _is_beyond(cause):
+                _agent.is_consequence(cause.fields())
             _tell_before_waiting()
         with _agent.announced(), shortened(error) as ours:
             if is_end:
@@ -93,10 +93,9 @@ def _note(error: BaseException) -> None:
     cause = next((failure for failure in failures if failure is not None), None)
 
 
-def _is_consequence() -> bool:
-    """Returns whether another rank is at fault for the end of this process."""
-    at_fault = None if cause is None else cause.rank
-    return at_fault is not None and str(at_fault) != os.environ.get("GRADWIRE_RANK")
+def _is_beyond(failure: _native.Failure) -> bool:
+    """Returns whether another rank is at fault."""
+    return failure.rank is not None and str(failure.rank) != os.environ.get("GRADWIRE_RANK")
 
 
 def _failure_of(error: BaseException) -> _native.Failure | None:

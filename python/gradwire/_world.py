@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from gradwire import _native, _process_sets, _stacks, _start, _uncaught, _variables
@@ -21,6 +22,8 @@ from gradwire._errors import (
 )
 from gradwire._process_sets import ProcessSet, global_process_set
 
+# How long a rank that leaves waits for the others to request the removals of process sets.
+_GRACE_SECONDS = 5.0
 _lock = threading.Lock()
 _session: _native.Session | None = None
 _process = 0
@@ -37,6 +40,8 @@ _is_newcomer = False
 after_init: list[Callable[[], None]] = []
 before_removal: list[Callable[[], None]] = []
 before_shutdown: list[Callable[[], None]] = []
+# Removals of process sets that other ranks may not have requested yet.
+removals: list[_native.Handle] = []
 
 
 def session() -> _native.Session:
@@ -132,9 +137,9 @@ def init(
                 made.barrier(name="init").wait()
         except BaseException as error:
             why = f"in init(), {_uncaught.described(error)}"
-            if not isinstance(error, GradwireError):
+            if not isinstance(error, GradwireError) or error._failure is None:
                 made.abort(why)
-            elif error._failure is not None and error.rank not in (None, made.rank):
+            elif error.rank not in (None, made.rank):
                 # The job ends with it, and the launcher names the rank at fault.
                 made.abort(why, error._failure)
             else:
@@ -163,18 +168,25 @@ def shutdown() -> None:
     process exits; a second call does nothing.
 
     Raises:
-        PeerLost: The job had already failed.
+        PeerLost: The job has failed. Under torchrun, the first rank of a host waits for the others,
+            and also raises this if the job fails meanwhile.
     """
     with _lock:
         ended = _detach()
         if ended is None:
             return
+        until = time.monotonic() + _GRACE_SECONDS
+        while removals:
+            with contextlib.suppress(GradwireError):
+                removals.pop().wait(max(0.0, until - time.monotonic()))
         try:
             ended.shutdown()
         except BaseException:
             _start.clear_variables(left=False)
             raise
-        _start.clear_variables(left=True)
+        if not _start.clear_variables(left=True):
+            text = "the job failed after this rank had left it: see the output of gradwired above"
+            raise PeerLost(text, kind="rank-left")
 
 
 def let_go() -> None:
@@ -184,6 +196,7 @@ def let_go() -> None:
     """
     with _lock:
         ended = _detach()
+        removals.clear()
         if ended is not None:
             with contextlib.suppress(GradwireError):
                 ended.shutdown()
@@ -384,7 +397,7 @@ def _at_exit() -> None:
             # SystemExit can't be distinguished here. The exit code, not known yet, decides.
             ended = _detach()
             if ended is not None:
-                ended.leave_at_exit(_start.hand_over())
+                ended.leave_at_exit(_start.hand_over(), removals)
         else:
             shutdown()
 

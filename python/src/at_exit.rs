@@ -14,6 +14,8 @@ use std::{
 use gradwire_worker::Session;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
+use crate::handle::Running;
+
 /// How long services may take to exit if this rank has not left cleanly.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -25,6 +27,8 @@ struct Departure {
     session: Session,
     /// The processes that serve the job until no rank needs them.
     services: Vec<i32>,
+    /// Operations that need all ranks, without which this one can't leave cleanly.
+    last: Vec<Box<dyn Running>>,
 }
 
 static DEPARTURE: Mutex<Option<Departure>> = Mutex::new(None);
@@ -37,9 +41,10 @@ unsafe extern "C" {
 }
 
 /// Leaves the job when the process ends, cleanly if its exit code is 0. Then waits for `services`,
-/// child processes that exit with the job. Returns false if the C library rejects the registration.
-pub(crate) fn leave(session: Session, services: Vec<i32>) -> bool {
-    let departure = Departure { session, services };
+/// child processes that exit with the job. Before it leaves cleanly, it waits a while for the `last`
+/// operations. Returns false if the C library rejects the registration.
+pub(crate) fn leave(session: Session, services: Vec<i32>, last: Vec<Box<dyn Running>>) -> bool {
+    let departure = Departure { session, services, last };
     *DEPARTURE.lock().unwrap_or_else(PoisonError::into_inner) = Some(departure);
     // SAFETY: the function has the signature that the C library expects, lives as long as the
     // process because Python never unloads modules, and does not use its argument.
@@ -53,6 +58,11 @@ extern "C" fn finish(status: c_int, _: *mut c_void) {
     // The system keeps only these bits. Forked children also get here; their session does nothing.
     let code = status & 0xff;
     let left = if code == 0 {
+        let deadline = Instant::now() + GRACE;
+        for operation in departure.last {
+            // Whether it has succeeded does not matter any more.
+            drop(operation.wait(deadline.saturating_duration_since(Instant::now())));
+        }
         departure.session.shutdown().is_ok()
     } else {
         // A program may catch an error and end with a code of its own.

@@ -24,6 +24,23 @@ impl PythonFailure {
     fn rank(&self) -> Option<u32> {
         self.0.rank.map(|rank| rank.0)
     }
+
+    /// What is known about it, with the names of the messages between Gradwire's programs.
+    fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let Failure { kind, what, host, tensor, details, .. } = &self.0;
+        let more = PyDict::new(py);
+        more.set_item("hint", &details.hint)?;
+        more.set_item("lines", &details.lines)?;
+        more.set_item("site", &details.site)?;
+        let all = PyDict::new(py);
+        all.set_item("kind", kind.name())?;
+        all.set_item("what", what)?;
+        all.set_item("rank", self.rank())?;
+        all.set_item("host", host)?;
+        all.set_item("tensor", tensor)?;
+        all.set_item("details", more)?;
+        Ok(all)
+    }
 }
 
 impl PythonError {

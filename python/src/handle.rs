@@ -175,6 +175,18 @@ impl Handle {
         Self { name: name.into(), state: Mutex::new(HandleState::Running(Box::new(running))) }
     }
 
+    /// Takes the operation out, if it is in flight.
+    pub(crate) fn take(&self) -> Option<Box<dyn Running>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *state, HandleState::Taken) {
+            HandleState::Running(running) => Some(running),
+            ended => {
+                *state = ended;
+                None
+            }
+        }
+    }
+
     /// Waits for at most this long; returns `None` if the operation has not completed.
     fn wait_slice(&self, within: Duration) -> Option<Result<Value, PythonError>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -82,11 +82,19 @@ impl Session {
     ///
     /// Args:
     ///     services: The ids of the child processes.
+    ///     last: Operations for which it waits a while before it leaves cleanly. These handles can't
+    ///         be used any more.
     ///
     /// Raises:
     ///     GradwireError: The job had already failed.
-    fn leave_at_exit(&self, py: Python<'_>, services: Vec<i32>) -> PyResult<()> {
-        if at_exit::leave(self.inner.clone(), services) { Ok(()) } else { self.shutdown(py) }
+    fn leave_at_exit(
+        &self,
+        py: Python<'_>,
+        services: Vec<i32>,
+        last: Vec<PyRef<'_, Handle>>,
+    ) -> PyResult<()> {
+        let last = last.iter().filter_map(|handle| handle.take()).collect();
+        if at_exit::leave(self.inner.clone(), services, last) { Ok(()) } else { self.shutdown(py) }
     }
 
     /// Records a training step in the metrics.

@@ -417,6 +417,10 @@ impl Session {
                 // The connection stays open until the worker closes it, so that this worker also
                 // receives the cause (TELL).
                 let _ = io::copy(&mut &self.stream, &mut io::sink());
+            } else {
+                // A worker that gives up waits for that. Operations in flight still hold its
+                // connection, until ranks that come late have been told, too.
+                worker.outbox.hang_up();
             }
         }
         worker.recorded.gone();

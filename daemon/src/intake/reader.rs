@@ -33,7 +33,7 @@ use crate::{
         stuck, trace,
     },
     workers::{
-        process_state::state_of,
+        process_state::{is_stopped, state_of},
         start::{Limits, Start},
         worker::Worker,
     },
@@ -255,8 +255,24 @@ impl Reader {
         has_rung
     }
 
+    /// Whether the job is suspended as a whole, as by Ctrl-Z: it has only this node, and all its
+    /// workers are stopped. Nobody waits for them. An agent suspends a daemon that it has started,
+    /// but ranks also start daemons themselves.
+    fn is_suspended(&self, node: &Node) -> bool {
+        let is_alone = node.job.world().is_some_and(|world| world.nodes.len() == 1);
+        // In an elastic job, stopped processes are replaced.
+        is_alone
+            && node.config.elastic.is_none()
+            && !self.sources.is_empty()
+            && self.sources.iter().all(|watched| is_stopped(watched.worker.pid))
+    }
+
     /// Reports workers without new heartbeats, which may be stopped or swapped out.
     fn check(&mut self, node: &Node, limit: Duration) {
+        let is_silent = |watched: &Watched| watched.since.elapsed() > limit / 2;
+        if self.sources.iter().any(is_silent) && self.is_suspended(node) {
+            self.sources.iter_mut().for_each(|watched| watched.since = Instant::now());
+        }
         self.sources.retain_mut(|watched| {
             let beats = watched.heartbeats.count();
             watched.heartbeats.beat();

@@ -77,6 +77,9 @@ const PART: usize = 64 << 10;
 /// The interval at which ended orphans are reaped, and stopped ranks are looked for.
 const REAP: Duration = Duration::from_secs(5);
 
+/// How long a rank may be stopped after the daemon has ended.
+const STOPPED: Duration = Duration::from_secs(10);
+
 /// The interval at which the daemon gets what the ranks have written.
 const PASS_ON: Duration = Duration::from_secs(1);
 
@@ -89,8 +92,8 @@ struct Agent {
     ended: mpsc::Sender<(Role, ProcessEnd)>,
     /// The ids of processes that have not been reaped yet.
     alive: BTreeMap<Role, u32>,
-    /// The ranks that were stopped after the daemon had ended, at the last look.
-    stopped: BTreeMap<Role, u32>,
+    /// Since when ranks have been seen stopped after the daemon had ended.
+    stopped: BTreeMap<Role, Instant>,
     suspended: Suspended,
     /// Notices for the daemon.
     daemon: Option<mpsc::Sender<Notice>>,
@@ -379,17 +382,20 @@ impl Agent {
         }
     }
 
-    /// Ends ranks that are stopped, at two looks in a row, although the daemon has ended. All ranks
+    /// Ends ranks that have been stopped for [`STOPPED`] although the daemon has ended. All ranks
     /// have left the job by then, so that nobody else notices them, and the launcher would wait for
-    /// their ends forever (WAIT).
+    /// their ends forever (WAIT). A job that is suspended as a whole goes on later.
     fn end_stopped(&mut self) {
         let has_daemon = self.daemon.is_none() || self.alive.contains_key(&Role::Daemon);
-        let all = self.alive.iter().filter(|(_, pid)| !has_daemon && processes::is_stopped(**pid));
-        let stopped: BTreeMap<Role, u32> = all.map(|(role, pid)| (*role, *pid)).collect();
-        for (role, pid) in &stopped {
-            if self.stopped.get(role) == Some(pid) {
-                let what = "gradwire: this process is stopped (SIGSTOP) after it has left the job, \
-                            and is ended";
+        let watches = !has_daemon && self.suspended == Suspended::Nothing;
+        let now = Instant::now();
+        let all = self.alive.iter().filter(|(_, pid)| watches && processes::is_stopped(**pid));
+        let since = |role| self.stopped.get(role).copied().unwrap_or(now);
+        let stopped: BTreeMap<Role, Instant> = all.map(|(role, _)| (*role, since(role))).collect();
+        for (role, pid) in &self.alive {
+            if stopped.get(role).is_some_and(|since| now - *since >= STOPPED) {
+                let what = "gradwire: this process has been stopped (SIGSTOP) since it left the \
+                            launcher's job, and is ended";
                 // The launcher shows it as the last line of the process.
                 let _ = self.reports.try_send(Report::Output {
                     role: *role,

@@ -15,11 +15,14 @@ use super::{
     last_lines::LastLines,
     split::{MAX_STRETCH, Splitter},
 };
-use gradwire_proto::Rank;
+use gradwire_proto::{Failure, Rank};
 use gradwire_services::launch::{
     CONSEQUENCE, FORMS, LAST_WORDS, LAST_WORDS_END, LEAVES, LineEnd, Report, Role, Stream, Text,
     WAITS,
 };
+
+/// The most bytes of each text of a failure that a rank has received (BOUND).
+const MAX_TEXT: usize = 4096;
 
 /// An output that is being passed on.
 #[derive(Debug)]
@@ -147,19 +150,28 @@ fn control_line(text: &Text, rank: Rank) -> Option<(&[u8], Report)> {
     let lines = [
         (LAST_WORDS, Report::LastWords { rank }),
         (LAST_WORDS_END, Report::LastWordsEnd { rank }),
-        (CONSEQUENCE, Report::Consequence { rank }),
         (FORMS, Report::Forming { rank }),
         (WAITS, Report::Waiting { rank }),
         (LEAVES, Report::Leaving { rank }),
     ];
-    let mut found = lines.into_iter().filter_map(|(line, report)| {
-        Some((text.as_bytes().strip_suffix(line.as_bytes())?, report))
-    });
-    found.next()
+    let text = text.as_bytes();
+    let mut found = lines
+        .into_iter()
+        .filter_map(|(line, report)| Some((text.strip_suffix(line.as_bytes())?, report)));
+    found.next().or_else(|| {
+        let line = CONSEQUENCE.as_bytes();
+        let at = text.windows(line.len()).position(|part| part == line)?;
+        // A rank may write anything there (TRUST).
+        let mut failure: Failure = serde_json::from_slice(&text[at + line.len()..]).ok()?;
+        failure.limit(MAX_TEXT);
+        Some((&text[..at], Report::Consequence { rank, failure }))
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::FailureKind;
+
     use super::*;
 
     #[test]
@@ -174,5 +186,10 @@ mod tests {
         assert_eq!(read(LAST_WORDS_END), Some((0, end)));
         assert_eq!(read(LEAVES), Some((0, Report::Leaving { rank: Rank(3) })));
         assert_eq!(read(&WAITS[1..]), None);
+        let failure = Failure::new(FailureKind::WorkerLost, "it is lost").rank(Rank(1));
+        let json = serde_json::to_string(&failure).unwrap();
+        let expected = Report::Consequence { rank: Rank(3), failure };
+        assert_eq!(read(&format!("50 %{CONSEQUENCE}{json}")), Some((4, expected)));
+        assert_eq!(read(&format!("{CONSEQUENCE}nothing")), None);
     }
 }

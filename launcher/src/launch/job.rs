@@ -97,8 +97,8 @@ struct Process {
     /// A daemon: it was killed because no further epoch forms. Its end may be seen after that of
     /// the job.
     dismissed: bool,
-    /// A rank: it ends because of a failure of the job, which another process has caused.
-    is_consequence: bool,
+    /// A rank: the failure, which another process has caused, because of which it ends.
+    received: Option<Failure>,
     /// A rank: how many more jobs it has formed, or begun to form, with all ranks.
     formed: u32,
     ended: Option<ProcessEnd>,
@@ -236,9 +236,9 @@ impl Job {
                 self.exited(node, role, (pid, end, at), tail, now);
             }
             Event::DaemonStopped { node, pid, at } => self.daemon_stopped(node, pid, at, now),
-            Event::Consequence { node, worker } => {
+            Event::Consequence { node, worker, failure } => {
                 let rank = self.processes.entry((node, Role::Rank(worker))).or_default();
-                rank.is_consequence = true;
+                rank.received = Some(failure);
             }
             Event::Forming { node, worker } => {
                 self.processes.entry((node, Role::Rank(worker))).or_default().formed += 1;

@@ -296,7 +296,9 @@ impl Link {
             Report::Asked { what, at_us } => {
                 Some(Event::Asked { node, what, at: self.when(at_us) })
             }
-            Report::Consequence { rank } => Some(Event::Consequence { node, worker: rank.0 }),
+            Report::Consequence { rank, failure } => {
+                Some(Event::Consequence { node, worker: rank.0, failure })
+            }
             Report::Forming { rank } => Some(Event::Forming { node, worker: rank.0 }),
             Report::Waiting { rank } => Some(Event::Waiting { node, worker: rank.0 }),
             Report::Leaving { rank } => Some(Event::Leaving { node, worker: rank.0 }),

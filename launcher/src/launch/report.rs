@@ -55,7 +55,7 @@ pub enum Cause {
     /// The job could not start. The hint may be empty.
     NotStarted { what: String, hint: String },
     /// A process failed after it ran for `ran`; `tail` has its last lines on standard error.
-    /// `is_consequence`: it is a rank, and has said that another process has caused its end.
+    /// `received`: it is a rank, and ends because of this failure, which another process has caused.
     Ended {
         role: Role,
         host: String,
@@ -63,7 +63,7 @@ pub enum Cause {
         end: ProcessEnd,
         at: Duration,
         ran: Duration,
-        is_consequence: bool,
+        received: Option<Box<Failure>>,
         tail: Vec<String>,
     },
     /// A rank has ended well, but others wait for it to form a further job.
@@ -104,7 +104,7 @@ impl Cause {
             Self::Ended { end: ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory, at, .. } => {
                 (2, at.saturating_sub(TOGETHER))
             }
-            Self::Ended { role: Role::Rank(_), at, is_consequence: false, .. } => (2, *at),
+            Self::Ended { role: Role::Rank(_), at, received: None, .. } => (2, *at),
             Self::Lost { at, .. } | Self::Absent { at, .. } => (2, *at + TOGETHER),
             Self::Ended { role: Role::Rank(_), at, .. } => (consequence, *at),
             Self::Ended { at, .. } => (consequence, *at + TOGETHER),
@@ -351,6 +351,10 @@ impl JobReport {
         let Some(first) = first(causes, failure) else {
             return failure.map_or_else(Self::well, Self::failed);
         };
+        // Daemons that ranks have started for a further job report nothing to the launcher.
+        if let (None, Cause::Ended { received: Some(failure), .. }) = (failure, first) {
+            return Self::new(causes, Some(failure), others_ran);
+        }
         let mut lines = match (first, failure) {
             (Cause::NotStarted { .. }, _) => causes
                 .iter()
@@ -413,7 +417,7 @@ mod tests {
             end,
             at: Duration::from_millis(at_ms),
             ran: Duration::from_millis(400),
-            is_consequence: false,
+            received: None,
             tail: vec!["out of memory".into()],
         }
     }

@@ -42,9 +42,9 @@ pub const LAST_WORDS: &str = "\u{1e}gradwire: last words";
 /// The line that follows the report of an error.
 pub const LAST_WORDS_END: &str = "\u{1e}gradwire: end of last words";
 
-/// The line that a rank writes to that pipe before it reports an error that another process has
-/// caused.
-pub const CONSEQUENCE: &str = "\u{1e}gradwire: a consequence";
+/// The beginning of the line that a rank writes to that pipe before it reports an error that another
+/// process has caused. The failure that it has received follows, as JSON.
+pub const CONSEQUENCE: &str = "\u{1e}gradwire: a consequence of ";
 
 /// The line that a rank writes to that pipe when it has left the job and begins to form another one
 /// with all ranks: when it calls `init()` again.
@@ -364,7 +364,7 @@ pub enum Report {
     /// The report of an error ends here.
     LastWordsEnd { rank: Rank },
     /// A rank ends because of a failure that another process has caused.
-    Consequence { rank: Rank },
+    Consequence { rank: Rank, failure: Failure },
     /// A rank has left the job and forms another one with all ranks.
     Forming { rank: Rank },
     /// A training process waits for an epoch that includes it.
@@ -471,6 +471,8 @@ pub fn from_line<T: DeserializeOwned>(line: &str) -> Result<T, NotAMessage> {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::FailureKind;
+
     use super::*;
 
     fn survives<T: Serialize + DeserializeOwned + PartialEq + fmt::Debug>(message: &T) -> String {
@@ -511,7 +513,8 @@ mod tests {
         survives(&Notice::DaemonEnded { node: 3, why: "its process ended".to_owned() });
         survives(&Order::Kill { role: Role::Rank(7) });
         survives(&Report::Waiting { rank: Rank(7) });
-        survives(&Report::Consequence { rank: Rank(7) });
+        let failure = Failure::new(FailureKind::WorkerLost, "it is lost").rank(Rank(1));
+        survives(&Report::Consequence { rank: Rank(7), failure });
         survives(&Report::Forming { rank: Rank(7) });
         survives(&Report::Leaving { rank: Rank(7) });
         let failure = Failure::new(gradwire_proto::FailureKind::WorkerLost, "a\n  b").rank(Rank(1));

@@ -102,7 +102,7 @@ impl Job {
             end = ProcessEnd::Unresponsive;
         }
         process.ended = Some(end);
-        let (dismissed, is_consequence) = (process.dismissed, process.is_consequence);
+        let (dismissed, received) = (process.dismissed, process.received.clone().map(Box::new));
         let ran = at.saturating_sub(process.started.unwrap_or(at));
         self.note(format!("{role} on host {host} (pid {pid}) {end}"));
         if role == Role::Daemon && !end.is_well() {
@@ -129,7 +129,7 @@ impl Job {
             let hint = "run again with --verbose to see all its output".to_owned();
             self.fail(Cause::NotStarted { what, hint }, now);
         } else if !end.is_well() && is_failure {
-            let cause = Cause::Ended { role, host, pid, end, at, ran, is_consequence, tail };
+            let cause = Cause::Ended { role, host, pid, end, at, ran, received, tail };
             self.fail(cause, now);
         }
         if self.phase == Phase::Gathering {

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use gradwire_proto::Failure;
 use gradwire_services::launch::{Order, ProcessEnd, Role};
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +51,7 @@ pub enum Event {
     /// A signal asked the agent of a host to end, so everything there ends.
     Asked { node: usize, what: String, at: Duration },
     /// A rank ends because of a failure that another process has caused.
-    Consequence { node: usize, worker: u32 },
+    Consequence { node: usize, worker: u32, failure: Failure },
     /// A rank has left the job and forms another one with all ranks.
     Forming { node: usize, worker: u32 },
     /// A training process waits for an epoch that includes it.

@@ -185,9 +185,16 @@ fn a_daemon_that_repeats_our_order_is_no_cause() {
 
 #[test]
 fn a_rank_that_blames_another_is_no_cause() {
+    let failure = || {
+        let what = "its process is lost: no heartbeat for 3.0 s";
+        Failure::new(FailureKind::WorkerLost, what).rank(Rank(0)).host("a")
+    };
+    let noticed = |job: &mut Job| {
+        step(job, Event::Consequence { node: 1, worker: 2, failure: failure() }, 1990);
+        step(job, exited(1, Role::Rank(2), ProcessEnd::Code(1), 2000), 2000);
+    };
     let mut job = running();
-    step(&mut job, Event::Consequence { node: 1, worker: 2 }, 1990);
-    step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Code(1), 2000), 2000);
+    noticed(&mut job);
     step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(5), 2010), 2010);
     while job.phase != Phase::Stopping {
         let at = job.deadline().expect("WAIT");
@@ -196,6 +203,17 @@ fn a_rank_that_blames_another_is_no_cause() {
     let report = stop_all(&mut job, 5000);
     assert_eq!(report.code, 5);
     assert!(report.lines[0].starts_with("gradwire: rank 0 on host a"), "{:?}", report.lines);
+    // The other one does not end, because it is stopped.
+    let mut job = running();
+    noticed(&mut job);
+    while job.phase != Phase::Stopping {
+        let at = job.deadline().expect("WAIT");
+        job.step(Event::Tick, at);
+    }
+    let report = stop_all(&mut job, 9000);
+    let right = "gradwire: the job failed: rank 0 on host a: its process is lost: no heartbeat for \
+                 3.0 s";
+    assert_eq!((report.code, report.lines[0].as_str()), (1, right));
 }
 
 /// A job that a rank forms after `shutdown()` needs all ranks.

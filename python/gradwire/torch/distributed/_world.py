@@ -30,7 +30,7 @@ from typing import Any
 
 from gradwire import _native, _quiet, _start
 from gradwire._errors import Cancelled, GradwireError, InvalidRequest, WaitTimeout
-from gradwire._world import before_removal, before_shutdown, init, is_initialized, session
+from gradwire._world import before_removal, init, is_initialized, removals, session
 from gradwire.torch.distributed import _launch, _replayed
 
 _GRACE_SECONDS = 5.0
@@ -258,11 +258,10 @@ class World:
         self._ending.set()
         self._thread.join(_GRACE_SECONDS)
         for made in self._sets.values():
-            # A set is removed once all ranks have requested that. Only ``_wait_for_removals`` waits
-            # for this.
+            # A set is removed once all ranks have requested that, for which ``shutdown`` waits.
             with contextlib.suppress(GradwireError):
                 if isinstance(made, _native.ProcessSet):
-                    _removals.append(_removal(made))
+                    removals.append(_removal(made))
         self._sets.clear()
 
 
@@ -302,20 +301,6 @@ class Everybody:
         """Returns no threads: it has none."""
         del threads
         return frozenset()
-
-
-_removals: list[_native.Handle] = []
-
-
-def _wait_for_removals() -> None:
-    """Before the rank leaves the job, waits a while for the others to request the removals."""
-    until = time.monotonic() + _GRACE_SECONDS
-    while _removals:
-        with contextlib.suppress(GradwireError):
-            _removals.pop().wait(max(0.0, until - time.monotonic()))
-
-
-before_shutdown.append(_wait_for_removals)
 
 
 def _removal(made: _native.ProcessSet) -> _native.Handle:
