@@ -82,8 +82,8 @@ impl Session {
     ///
     /// Args:
     ///     services: The ids of the child processes.
-    ///     last: Operations for which it waits a while before it leaves cleanly. These handles can't
-    ///         be used any more.
+    ///     last: Operations for which it waits a while before it leaves cleanly. Their handles
+    ///         can't be used any more.
     ///
     /// Raises:
     ///     GradwireError: The job had already failed.

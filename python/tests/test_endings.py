@@ -517,45 +517,6 @@ def test_a_rank_fails_after_it_has_left(job: Job, end: str) -> None:
     assert "ended with exit code 3" in report and "was asked to end" not in done.stdout, done.stdout
 
 
-def test_an_exception_in_the_second_job_is_named(job: Job) -> None:
-    pytest.importorskip("torch")  # its store connects the ranks
-    done = job(
-        """
-        import time
-        import gradwire as gw
-        gw.init()
-        gw.shutdown()
-        gw.init()
-        gw.barrier()
-        if gw.rank() == 0:
-            raise ValueError("a hole")
-        time.sleep(1)
-        gw.barrier()
-        """
-    )
-    assert done.returncode == 1, done.stdout
-    [report] = [line for line in done.stdout.splitlines() if line.startswith("gradwire: rank")]
-    assert report.startswith("gradwire: rank 0 on host"), done.stdout
-
-
-def test_a_rank_ends_between_two_jobs(job: Job) -> None:
-    pytest.importorskip("torch")  # its store connects the ranks
-    done = job(
-        """
-        import gradwire as gw
-        gw.init()
-        rank = gw.rank()
-        gw.shutdown()
-        if rank != 1:
-            gw.init()
-        """,
-        hosts="127.0.0.1:1,127.0.0.2:2",
-    )
-    assert done.returncode == 1, done.stdout
-    [report] = [line for line in done.stdout.splitlines() if line.startswith("gradwire: rank")]
-    assert report.startswith("gradwire: rank 1 on host 127.0.0.2 has ended, but "), done.stdout
-
-
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_what_libraries_print_gets_into_no_socket(job: Job, closed: str) -> None:
     done = job(
@@ -576,3 +537,49 @@ def test_what_libraries_print_gets_into_no_socket(job: Job, closed: str) -> None
         options=["--", "sh", "-c", f'shift; exec "$@" {closed}', "sh"],
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [
+        ("sys.exit(5)", 5, "in init(), SystemExit: 5"),
+        ("raise KeyError('a hole')", 1, "in init(), KeyError: 'a hole'"),
+    ],
+)
+def test_a_rank_gives_up_while_another_is_late(job: Job, how: str, code: int, says: str) -> None:
+    done = job(
+        f"""
+        import os, signal, sys, time
+        import gradwire as gw
+
+        def give_up(*_):
+            {how}
+
+        if os.environ["GRADWIRE_RANK"] == "0":
+            signal.signal(signal.SIGALRM, give_up)
+            signal.setitimer(signal.ITIMER_REAL, 1.0)
+        if os.environ["GRADWIRE_RANK"] == "2":
+            time.sleep(5)
+        gw.init()
+        """,
+        ranks=3,
+    )
+    assert done.returncode == code and says in done.stdout, done.stdout
+    report = "gradwire: rank 0 on host localhost (pid "
+    assert report in done.stdout and f"exit code {code}" in done.stdout, done.stdout
+
+
+def test_a_rank_that_lacks_descriptors_in_init(job: Job) -> None:
+    done = job(
+        """
+        import os, resource
+        import gradwire as gw
+        if os.environ["GRADWIRE_RANK"] == "1":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))
+        gw.init()
+        """,
+        hosts="127.0.0.1:1,127.0.0.2:1",
+    )
+    assert done.returncode == 1 and "has left the job" not in done.stdout, done.stdout
+    assert "gave up: in init(), OutOfResources: " in done.stdout, done.stdout
+    assert "gradwire: rank 1 on host 127.0.0.2 (pid " in done.stdout, done.stdout

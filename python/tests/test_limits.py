@@ -60,7 +60,7 @@ def test_a_rank_that_is_stopped_after_it_has_left(job: Job) -> None:
         """
     )
     assert "rank 1" in done.stdout and "was killed by SIGKILL" in done.stdout, done.stdout
-    assert "is stopped (SIGSTOP) after it has left the job" in done.stdout, done.stdout
+    assert "has been stopped (SIGSTOP) since it left the launcher" in done.stdout, done.stdout
     assert done.returncode == 137
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def test_a_function_whose_rank_is_killed() -> None:
     with pytest.raises(gradwire.PeerLost, match="killed by SIGKILL") as caught:
         gradwire.run(dies, np=2)
     assert (caught.value.rank, caught.value.host) == (1, "localhost")
+    assert str(caught.value).startswith("rank 1 on host localhost: "), caught.value
+
+
+def test_a_function_whose_result_stays() -> None:
+    with pytest.raises(gradwire.GradwireError, match=r"the result of \S+ can.t be pickled"):
+        gradwire.run(threading.Lock)
 
 
 def test_a_killed_caller_leaves_no_job(tmp_path: Path) -> None:

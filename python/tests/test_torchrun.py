@@ -275,3 +275,20 @@ def test_a_store_that_is_stopped_is_named(job: Job) -> None:
     assert done.returncode == 1, done.stdout
     expected = f"NotLaunched: the ranks' store at 127.0.0.1:{port} has not answered for 6 s"
     assert expected in done.stdout, done.stdout
+
+
+def test_a_rank_stops_before_it_leaves(tmp_path: Path) -> None:
+    """Nothing else tells torchrun that the job has failed."""
+    program = """
+import os, signal, time
+import gradwire as gw
+gw.init()
+gw.barrier()
+if gw.rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+gw.shutdown()
+"""
+    done = torchrun(program, tmp_path, 2)
+    assert done.returncode != 0 and "the job failed after this rank had left it" in done.stdout, (
+        done.stdout
+    )

@@ -256,14 +256,15 @@ impl Reader {
     }
 
     /// Whether the job is suspended as a whole, as by Ctrl-Z: it has only this node, and all its
-    /// workers are stopped. Nobody waits for them. An agent suspends a daemon that it has started,
-    /// but ranks also start daemons themselves.
+    /// workers are stopped. Nobody waits for them: none has left, so that it could wait for the end
+    /// of the job. An agent suspends a daemon that it has started, but ranks also start daemons
+    /// themselves.
     fn is_suspended(&self, node: &Node) -> bool {
         let is_alone = node.job.world().is_some_and(|world| world.nodes.len() == 1);
         // In an elastic job, stopped processes are replaced.
         is_alone
             && node.config.elastic.is_none()
-            && !self.sources.is_empty()
+            && self.sources.len() == node.config.slots as usize
             && self.sources.iter().all(|watched| is_stopped(watched.worker.pid))
     }
 

@@ -97,3 +97,19 @@ dist.destroy_process_group()
     )
     assert done.stdout.count("SUM 28.0") == 2 and done.stdout.count("SUM 92.0") == 2, done.stdout
     assert done.returncode == 0, done.stdout
+
+
+def test_an_exit_code_is_told_at_once(job: Job) -> None:
+    """A rank that fails does not wait until the others remove their process sets, too."""
+    done = job(
+        START
+        + """
+rank = start()
+dist.all_reduce(torch.ones(3))
+if rank == 1:
+    sys.exit(3)
+dist.all_reduce(torch.ones(3))
+"""
+    )
+    assert done.returncode == 3 and "ended with exit code 3" in done.stdout, done.stdout
+    assert " has waited " not in done.stdout, done.stdout
