@@ -23,9 +23,9 @@ are_there() {
 
 are_there && exit 0
 for program in apt-get flock timeout; do
-    command -v "$program" >/dev/null || skip "$program is not installed; install Open MPI, MPICH and Slurm"
+    command -v "$program" >/dev/null || skip "$program is missing; install MPI and Slurm"
 done
-[ "$(id -u)" = 0 ] || skip "only root can install Debian's packages; install Open MPI, MPICH and Slurm"
+[ "$(id -u)" = 0 ] || skip "only root can install packages; install MPI and Slurm"
 
 mkdir -p "$folder"
 # If another process is installing them, waits until it is done.

@@ -42,7 +42,7 @@ fn settings() -> Result<Settings, CommandError> {
 /// Joins the job, and becomes the program.
 ///
 /// # Errors
-/// [`CommandError`] if there is no job, or the program can't be run.
+/// [`CommandError`] if no job forms, or the program can't be run.
 pub fn run(options: Options) -> Result<ExitCode, CommandError> {
     let (settings, environment) = (settings()?, environment());
     let pid = options.pid.unwrap_or_else(std::process::id);

@@ -41,8 +41,8 @@ unsafe extern "C" {
 }
 
 /// Leaves the job when the process ends, cleanly if its exit code is 0. Then waits for `services`,
-/// child processes that exit with the job. Before it leaves cleanly, it waits a while for the `last`
-/// operations. Returns false if the C library rejects the registration.
+/// child processes that exit with the job. Before it leaves cleanly, it waits a while for the
+/// `last` operations. Returns false if the C library rejects the registration.
 pub(crate) fn leave(session: Session, services: Vec<i32>, last: Vec<Box<dyn Running>>) -> bool {
     let departure = Departure { session, services, last };
     *DEPARTURE.lock().unwrap_or_else(PoisonError::into_inner) = Some(departure);

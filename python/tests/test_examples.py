@@ -217,7 +217,7 @@ def test_horovods_own_tests(horovods_tests: Path) -> None:
 
 
 def test_horovods_own_test_of_stalls(horovods_tests: Path) -> None:
-    """Rank 1 comes ten seconds late, which is reported, and is no error."""
+    """Rank 1 comes ten seconds late, which is reported, but not an error."""
     script = horovods_tests / "test_stall.py"
     said = run([sys.executable, str(EXAMPLES / "real_horovod.py"), str(script)])
     assert "tensor 'allreduce.#1' has waited " in said and " for rank 1 on host" in said, said

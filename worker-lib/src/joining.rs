@@ -64,8 +64,8 @@ mod tests {
         let pid = own.to_string();
         assert_eq!(all, [pair("A", "1"), pair("GRADWIRE_JOB", "j"), pair("PID", &pid)]);
         assert_eq!(joined("echo no; exit 3").unwrap(), [pair("A", "1")]);
-        let error = joined("echo there is no secret; exit 2").unwrap_err().to_string();
-        assert_eq!(error, "there is no secret");
+        let error = joined("echo it needs a secret; exit 2").unwrap_err().to_string();
+        assert_eq!(error, "it needs a secret");
         let mut none = HashMap::new();
         join("/no/such/program", &mut none).unwrap();
         assert!(none.is_empty());

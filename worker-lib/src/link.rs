@@ -211,6 +211,10 @@ fn receive_by(
                 let when = format!("before this rank was attached ({error})");
                 GradwireError::Failed(daemon_lost(&when))
             }
+            LinkError::Handover(HandoverError::NoDescriptor) => GradwireError::System {
+                what: "a descriptor from the daemon; raise the limit of open files (ulimit -n)",
+                source: rustix::io::Errno::MFILE.into(),
+            },
             error => GradwireError::Protocol(error.to_string()),
         });
     }

@@ -144,7 +144,9 @@ pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
         }
         // Each node may see a different error, but the cause is the same (TELL).
         _ if is_broken(status) => {
-            tracing::warn!(%status, "the stream to the coordinator broke");
+            // The reasons inside are those of libraries.
+            tracing::warn!(code = ?status.code(), "the stream to the coordinator broke");
+            tracing::debug!(%status, "the error of the stream");
             lost(format!("the coordinator at {coordinator} went away"))
         }
         _ => lost(format!("the coordinator at {coordinator} went away ({})", status.message())),

@@ -23,7 +23,7 @@ const MAX_SECRET: u64 = 256;
 /// The secret in the environment, or in the file that it names; `None`: there is none.
 ///
 /// # Errors
-/// [`CommandError`] if it can't be read, is no secret, or others can read the file.
+/// [`CommandError`] if it can't be read, is invalid, or others can read the file.
 pub(super) fn secret(variables: &HashMap<String, String>) -> Result<Option<Secret>, CommandError> {
     if let Some(given) = variables.get(SECRET) {
         let bad = |error| CommandError::usage(format!("{SECRET}: {error}"));

@@ -55,7 +55,7 @@ pub const UNKNOWN_LAUNCHER: u8 = 3;
 /// The launchers of MPI without a name for the job: the tasks of a host have one such ancestor.
 const ANCESTORS: [&str; 4] = ["hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "mpiexec.hydra"];
 
-/// How much longer than the time to start a task waits for the reason why there is no job.
+/// How much longer than the time to start a task waits for the reason of a failure.
 const REASON: Duration = Duration::from_secs(2);
 
 /// What the tasks of this host know.
@@ -90,14 +90,14 @@ impl<'a> Join<'a> {
         session: u32,
     ) -> Result<Self, CommandError> {
         let found = placement::find(environment).map_err(|error| {
-            CommandError::usage(error).hint(
-                "start the job once, with gradwire run; or set GRADWIRE_ALONE=1 if each process is to \
-                 train alone",
-            )
+            let hint = "start the job once, with gradwire run; or set GRADWIRE_ALONE=1 if each \
+                        process is to train alone";
+            CommandError::usage(error).hint(hint)
         })?;
         let Some(placement) = found else {
             let what = "no variables of srun or mpirun say which rank this process is";
             let hint = "start the job with gradwire run, or under srun or mpirun";
+            let error = CommandError::usage(what).hint(hint);
             return Err(
                 CommandError { code: UNKNOWN_LAUNCHER, ..CommandError::usage(what) }.hint(hint)
             );
@@ -124,8 +124,8 @@ impl<'a> Join<'a> {
         let master_port = rendezvous.as_ref().map_or(port, |at| at.port).saturating_add(1);
         if rendezvous.is_some() && secret.is_none() {
             let what = format!(
-                "the {} ranks are on {} hosts, and there is no secret with which they prove that \
-                 they belong to one job",
+                "the {} ranks are on {} hosts, which needs a secret: with it they prove that they \
+                 belong to one job",
                 placement.size, placement.nodes
             );
             let hint = "once, in a folder that all hosts share: gradwire secret \
@@ -149,7 +149,7 @@ impl<'a> Join<'a> {
     /// Joins the job. Returns the variables of this rank, by name.
     ///
     /// # Errors
-    /// [`CommandError`] if there is no job in time.
+    /// [`CommandError`] if the job does not form in time.
     pub async fn join(&self) -> Result<Vec<(String, String)>, CommandError> {
         let limit = self.settings.start.timeout + REASON;
         let answer = match self.placement.local {
@@ -308,7 +308,7 @@ mod tests {
                     OMPI_COMM_WORLD_LOCAL_SIZE=1 PMIX_NAMESPACE=a";
         let text = |variables: &str| joined(variables).unwrap_err().to_string();
         let error = text(slurm);
-        assert!(error.contains("2 ranks are on 2 hosts, and there is no secret"), "{error}");
+        assert!(error.contains("2 ranks are on 2 hosts, which needs a secret"), "{error}");
         assert!(error.contains("GRADWIRE_SECRET_FILE="), "{error}");
         let (job, first) = joined(&format!("{slurm} {secret}")).unwrap();
         assert_eq!(first.unwrap().host, "n1");

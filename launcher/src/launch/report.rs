@@ -55,7 +55,7 @@ pub enum Cause {
     /// The job could not start. The hint may be empty.
     NotStarted { what: String, hint: String },
     /// A process failed after it ran for `ran`; `tail` has its last lines on standard error.
-    /// `received`: it is a rank, and ends because of this failure, which another process has caused.
+    /// `received`: it is a rank, and ends because of this failure, which another process caused.
     Ended {
         role: Role,
         host: String,

@@ -42,8 +42,8 @@ pub const LAST_WORDS: &str = "\u{1e}gradwire: last words";
 /// The line that follows the report of an error.
 pub const LAST_WORDS_END: &str = "\u{1e}gradwire: end of last words";
 
-/// The beginning of the line that a rank writes to that pipe before it reports an error that another
-/// process has caused. The failure that it has received follows, as JSON.
+/// The beginning of the line that a rank writes to that pipe before it reports an error that
+/// another process has caused. The failure that it has received follows, as JSON.
 pub const CONSEQUENCE: &str = "\u{1e}gradwire: a consequence of ";
 
 /// The line that a rank writes to that pipe when it has left the job and begins to form another one
