@@ -98,9 +98,7 @@ impl<'a> Join<'a> {
             let what = "no variables of srun or mpirun say which rank this process is";
             let hint = "start the job with gradwire run, or under srun or mpirun";
             let error = CommandError::usage(what).hint(hint);
-            return Err(
-                CommandError { code: UNKNOWN_LAUNCHER, ..CommandError::usage(what) }.hint(hint)
-            );
+            return Err(CommandError { code: UNKNOWN_LAUNCHER, ..error });
         };
         let (given, secret) = (given::rendezvous(environment)?, given::secret(environment)?);
         let meeting = match (&placement.key, &given) {
