@@ -21,9 +21,9 @@ done
 [ "$(id -u)" = 0 ] || skip "only root can install Debian's package; install chromium"
 
 mkdir -p "$folder"
-# If another process is installing it, waits until it is done.
-exec 9>"$folder/chromium.lock"
-flock -w 600 9 || skip "another process has been installing it for ten minutes"
+# If another process is installing something, waits until it is done.
+exec 9>"$folder/apt.lock"
+flock -w 600 9 || skip "another process has been installing packages for ten minutes"
 command -v chromium && exit 0
 log=$folder/chromium.log
 install() {

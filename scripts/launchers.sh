@@ -28,9 +28,9 @@ done
 [ "$(id -u)" = 0 ] || skip "only root can install packages; install MPI and Slurm"
 
 mkdir -p "$folder"
-# If another process is installing them, waits until it is done.
-exec 9>"$folder/launchers.lock"
-flock -w 600 9 || skip "another process has been installing them for ten minutes"
+# If another process is installing something, waits until it is done.
+exec 9>"$folder/apt.lock"
+flock -w 600 9 || skip "another process has been installing packages for ten minutes"
 are_there && exit 0
 log=$folder/launchers.log
 install() {
