@@ -16,134 +16,38 @@
 //!
 //! - [`placement`]: which rank a task is
 //! - `slurm`: Slurm's lists
+//! - `known`: what a task knows about its job
 //! - `given`: what users give: a rendezvous and a secret
 //! - `meeting`: where the tasks of a host meet
 //! - `service`: the daemon of a host
 
 mod given;
+mod known;
 mod meeting;
 pub mod placement;
 mod service;
 mod slurm;
 
 use std::{
-    collections::HashMap,
     io,
     process::{ExitCode, Stdio},
     time::Duration,
 };
 
-use gradwire_proto::{JobId, Secret};
-use gradwire_settings::Settings;
-use procfs::process::Process;
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
     time::timeout,
 };
 
-use self::{
-    given::{RENDEZVOUS, Rendezvous},
-    meeting::{Answer, Place},
-    placement::Placement,
-};
+pub use self::known::{Join, UNKNOWN_LAUNCHER};
+use self::meeting::Answer;
 use crate::error::CommandError;
-
-/// The exit code of a task of a launcher that is not known.
-pub const UNKNOWN_LAUNCHER: u8 = 3;
-
-/// The launchers of MPI without a name for the job: the tasks of a host have one such ancestor.
-const ANCESTORS: [&str; 4] = ["hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "mpiexec.hydra"];
 
 /// How much longer than the time to start a task waits for the reason of a failure.
 const REASON: Duration = Duration::from_secs(2);
 
-/// What the tasks of this host know.
-#[derive(Debug)]
-pub struct Join<'a> {
-    placement: Placement,
-    settings: &'a Settings,
-    environment: &'a HashMap<String, String>,
-    /// The task of this process.
-    pid: u32,
-    /// How many jobs the task has been in.
-    session: u32,
-    job: JobId,
-    /// If there are several hosts: where the coordinator is to be.
-    rendezvous: Option<Rendezvous>,
-    /// The port for the store of PyTorch, on the host of rank 0.
-    master_port: u16,
-    secret: Option<Secret>,
-}
-
-impl<'a> Join<'a> {
-    /// Finds out which rank the task with process id `pid` is. `session` is the number of jobs that
-    /// it has been in.
-    ///
-    /// # Errors
-    /// [`CommandError`] if the variables don't say it, or several hosts lack a secret or a
-    /// rendezvous.
-    pub fn new(
-        settings: &'a Settings,
-        environment: &'a HashMap<String, String>,
-        pid: u32,
-        session: u32,
-    ) -> Result<Self, CommandError> {
-        let found = placement::find(environment).map_err(|error| {
-            let hint = "start the job once, with gradwire run; or set GRADWIRE_ALONE=1 if each \
-                        process is to train alone";
-            CommandError::usage(error).hint(hint)
-        })?;
-        let Some(placement) = found else {
-            let what = "no variables of srun or mpirun say which rank this process is";
-            let hint = "start the job with gradwire run, or under srun or mpirun";
-            let error = CommandError::usage(what).hint(hint);
-            return Err(CommandError { code: UNKNOWN_LAUNCHER, ..error });
-        };
-        let (given, secret) = (given::rendezvous(environment)?, given::secret(environment)?);
-        let meeting = match (&placement.key, &given) {
-            (Some(_), _) => String::new(),
-            // Several hosts have nothing else in common.
-            (None, Some(Rendezvous { host, port })) => format!("{host}:{port}"),
-            (None, None) => ancestor(pid).ok_or_else(|| {
-                let what =
-                    format!("{} does not say to which job this process belongs", placement.starter);
-                CommandError::usage(what).hint(format!(
-                    "set {RENDEZVOUS}=HOST:PORT, with the host of rank 0 and a free port"
-                ))
-            })?,
-        };
-        let (job, port) = placement.job(&meeting, session);
-        let rendezvous = match given {
-            _ if placement.nodes == 1 => None,
-            Some(given) => Some(given),
-            None => Some(default_rendezvous(&placement, port)?),
-        };
-        let master_port = rendezvous.as_ref().map_or(port, |at| at.port).saturating_add(1);
-        if rendezvous.is_some() && secret.is_none() {
-            let what = format!(
-                "the {} ranks are on {} hosts, which needs a secret: with it they prove that they \
-                 belong to one job",
-                placement.size, placement.nodes
-            );
-            let hint = "once, in a folder that all hosts share: gradwire secret \
-                        ~/.gradwire-secret; and in the script that starts the job: export \
-                        GRADWIRE_SECRET_FILE=~/.gradwire-secret";
-            return Err(CommandError::usage(what).hint(hint));
-        }
-        Ok(Self {
-            placement,
-            settings,
-            environment,
-            pid,
-            session,
-            job,
-            rendezvous,
-            master_port,
-            secret,
-        })
-    }
-
+impl Join<'_> {
     /// Joins the job. Returns the variables of this rank, by name.
     ///
     /// # Errors
@@ -179,34 +83,6 @@ impl<'a> Join<'a> {
         ];
         let own = own.map(|(name, number)| (name.to_owned(), number.to_string()));
         Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).chain(own).collect())
-    }
-
-    /// What other programs look for: the variables of Horovod's launcher and of torchrun.
-    pub fn for_programs(&self) -> Vec<(String, String)> {
-        let Placement { rank, size, local, slots, node, nodes, .. } = self.placement;
-        let master = self.rendezvous.as_ref().map_or("127.0.0.1", |at| &at.host);
-        let numbers = [
-            ("HOROVOD_RANK", rank),
-            ("HOROVOD_SIZE", size),
-            ("HOROVOD_LOCAL_RANK", local),
-            ("HOROVOD_LOCAL_SIZE", slots),
-            ("HOROVOD_CROSS_RANK", node),
-            ("HOROVOD_CROSS_SIZE", nodes),
-            ("RANK", rank),
-            ("WORLD_SIZE", size),
-            ("LOCAL_RANK", local),
-            ("LOCAL_WORLD_SIZE", slots),
-            ("GROUP_RANK", node),
-            ("GROUP_WORLD_SIZE", nodes),
-            ("MASTER_PORT", u32::from(self.master_port)),
-        ];
-        let mut all = numbers.map(|(name, number)| (name.to_owned(), number.to_string())).to_vec();
-        all.push(("MASTER_ADDR".to_owned(), master.to_owned()));
-        all
-    }
-
-    fn place(&self) -> Place {
-        Place { job: self.job.clone(), node: self.placement.node }
     }
 
     /// Starts the service of this host in a process of its own, which lives on.
@@ -255,74 +131,5 @@ impl<'a> Join<'a> {
     /// [`CommandError`] if there can't be a meeting.
     pub async fn serve(&self) -> Result<ExitCode, CommandError> {
         service::run(self).await
-    }
-}
-
-/// The first host that Slurm names, and a port that follows from the numbers of job and step.
-fn default_rendezvous(placement: &Placement, port: u16) -> Result<Rendezvous, CommandError> {
-    match placement.hosts.first() {
-        Some(host) => Ok(Rendezvous { host: host.clone(), port }),
-        None => Err(CommandError::usage(format!(
-            "the ranks are on {} hosts, and {} does not say where rank 0 is",
-            placement.nodes, placement.starter
-        ))
-        .hint(format!("set {RENDEZVOUS}=HOST:PORT, with the host of rank 0 and a free port"))),
-    }
-}
-
-/// What the tasks of a host have in common under a launcher that gives the job no name: the process
-/// of the launcher from which all of them descend.
-fn ancestor(pid: u32) -> Option<String> {
-    let mut at = i32::try_from(pid).ok()?;
-    while at > 1 {
-        let stat = Process::new(at).and_then(|process| process.stat()).ok()?;
-        if ANCESTORS.contains(&stat.comm.as_str()) {
-            return Some(format!("{} {}", stat.pid, stat.starttime));
-        }
-        at = stat.ppid;
-    }
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn joined(variables: &str) -> Result<(String, Option<Rendezvous>), CommandError> {
-        let pairs = variables.split_whitespace().map(|pair| pair.split_once('=').unwrap());
-        let environment: HashMap<String, String> =
-            pairs.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
-        let settings = Settings::default();
-        let join = Join::new(&settings, &environment, std::process::id(), 0)?;
-        Ok((join.job.to_string(), join.rendezvous))
-    }
-
-    #[test]
-    fn several_hosts_need_a_secret_and_a_place() {
-        let secret = format!("GRADWIRE_SECRET={}", "ab".repeat(32));
-        let slurm = "SLURM_JOB_ID=7 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NODEID=1 \
-                     SLURM_TASKS_PER_NODE=1(x2) SLURM_JOB_NODELIST=n[1-2]";
-        let ompi = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 \
-                    OMPI_COMM_WORLD_LOCAL_SIZE=1 PMIX_NAMESPACE=a";
-        let text = |variables: &str| joined(variables).unwrap_err().to_string();
-        let error = text(slurm);
-        assert!(error.contains("2 ranks are on 2 hosts, which needs a secret"), "{error}");
-        assert!(error.contains("GRADWIRE_SECRET_FILE="), "{error}");
-        let (job, first) = joined(&format!("{slurm} {secret}")).unwrap();
-        assert_eq!(first.unwrap().host, "n1");
-        let later = slurm.replace("JOB_ID=7", "JOB_ID=8");
-        assert_ne!(joined(&format!("{later} {secret}")).unwrap().0, job);
-        let error = text(&format!("{ompi} {secret}"));
-        assert!(error.contains("GRADWIRE_RENDEZVOUS=HOST:PORT"), "{error}");
-        let given = format!("{ompi} {secret} GRADWIRE_RENDEZVOUS=n5:77");
-        let expected = Rendezvous { host: "n5".to_owned(), port: 77 };
-        assert_eq!(joined(&given).unwrap().1, Some(expected));
-        let one = ompi.replace("LOCAL_SIZE=1", "LOCAL_SIZE=2").replace("RANK=0", "RANK=1");
-        assert_eq!(joined(&one).unwrap().1, None);
-        let nameless = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2";
-        let error = text(nameless);
-        assert!(error.contains("does not say to which job"), "{error}");
-        let unknown = joined("HOME=/root").unwrap_err();
-        assert_eq!(unknown.code, UNKNOWN_LAUNCHER);
     }
 }

@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::{
-    Join,
+    known::Join,
     meeting::{Answer, Meeting},
 };
 use crate::{agent::host::find_gradwired, error::CommandError, launch::places, outer};
