@@ -83,7 +83,7 @@ class Tasks:
 
 
 CONFIGURATION = """\
-ClusterName=gwtest
+ClusterName=gwtest{number}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 AuthType=auth/munge
@@ -133,7 +133,9 @@ def slurm() -> Iterator[dict[str, str]]:
         config, key = folder / "slurm.conf", folder / "munge.key"
         host = os.uname().nodename
         config.write_text(
-            CONFIGURATION.format(folder=folder, host=host, user="root", ports=free_ports(3))
+            CONFIGURATION.format(
+                folder=folder, host=host, user="root", ports=free_ports(3), number=os.getpid()
+            )
         )
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))

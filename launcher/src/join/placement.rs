@@ -185,7 +185,8 @@ fn of_slurm(given: &Variables<'_>) -> Result<Placement, PlacementError> {
             format!("SLURM_PROCID={rank}, SLURM_NODEID={node} and SLURM_LOCALID={local}: {DEAL}");
         return Err(PlacementError(what));
     }
-    let parts = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"];
+    // Several clusters may share a host.
+    let parts = ["SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"];
     let parts = parts.map(|name| given.get(name).unwrap_or("0"));
     Ok(Placement {
         starter: "srun",
@@ -233,15 +234,16 @@ mod tests {
 
     #[test]
     fn every_launcher_says_where_a_task_is() {
-        let slurm = "SLURM_JOB_ID=7 SLURM_STEP_ID=2 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=5 \
+        let slurm = "SLURM_CLUSTER_NAME=c SLURM_JOB_ID=7 SLURM_STEP_ID=2 \
+                     SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=5 \
                      SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=3,2 \
                      SLURM_STEP_NODELIST=n[1-2]";
         let ompi = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 \
                     OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=prterun-a-12@1 PMIX_RANK=3";
         let hydra = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2";
         for (variables, starter, key, expected) in [
-            (slurm.to_owned(), "srun", Some("7.2.0"), [3, 5, 0, 2, 1, 2]),
-            (format!("{slurm} PMI_RANK=3 PMI_SIZE=5"), "srun", Some("7.2.0"), [3, 5, 0, 2, 1, 2]),
+            (slurm.to_owned(), "srun", Some("c.7.2.0"), [3, 5, 0, 2, 1, 2]),
+            (format!("{slurm} PMI_RANK=3 PMI_SIZE=5"), "srun", Some("c.7.2.0"), [3, 5, 0, 2, 1, 2]),
             (ompi.to_owned(), "mpirun", Some("prterun-a-12@1"), [3, 4, 1, 2, 1, 2]),
             (format!("{slurm} {ompi}"), "mpirun", Some("prterun-a-12@1"), [3, 4, 1, 2, 1, 2]),
             (hydra.to_owned(), "mpiexec", None, [1, 2, 1, 2, 0, 1]),
