@@ -2,7 +2,6 @@
 
 use std::{
     ffi::OsString,
-    fmt::Write as _,
     fs::OpenOptions,
     io::{ErrorKind, Write as _},
     os::unix::{fs::OpenOptionsExt, process::CommandExt},
@@ -20,15 +19,13 @@ use crate::process::{block_on, environment, load, print};
 /// Make a job of the tasks of srun or mpirun.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The task, if it is not this process: its process id.
+    /// The process id of the task, for a library.
     #[arg(long = "for", value_name = "PID", hide = true)]
     pid: Option<u32>,
     /// How many jobs the task has been in.
     #[arg(long, value_name = "N", default_value_t = 0, hide = true)]
     session: u32,
     /// The program of each rank, and its arguments.
-    ///
-    /// Without one, the variables of the rank are printed.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
@@ -39,41 +36,48 @@ fn settings() -> Result<Settings, CommandError> {
     Ok(load(&SettingsOptions { config, set: Vec::new() }, &[])?.settings)
 }
 
-/// Joins the job, and becomes the program.
+/// Joins the job, and becomes the program. For a library, it prints the variables of the rank, or
+/// what went wrong: the library's standard error is that of the task.
 ///
 /// # Errors
 /// [`CommandError`] if no job forms, or the program can't be run.
 pub fn run(options: Options) -> Result<ExitCode, CommandError> {
-    let (settings, environment) = (settings()?, environment());
-    let pid = options.pid.unwrap_or_else(std::process::id);
-    let joined = || {
-        let join = Join::new(&settings, &environment, pid, options.session)?;
-        let variables = block_on(join.join())??;
-        Ok((join, variables))
-    };
-    let (join, mut variables) = match joined() {
-        // A library reads the error, and standard error is that of the task.
-        Err(error) if options.pid.is_some() => {
-            let CommandError { what, hint, code } = error;
-            let text = [what, hint].join("; ");
-            print(&format!("{}\n", text.trim_end_matches("; ")))?;
-            return Ok(ExitCode::from(code));
-        }
-        joined => joined?,
-    };
-    let mut words = options.command.into_iter();
-    let Some(program) = words.next() else {
-        let text = variables.iter().fold(String::new(), |mut text, (name, value)| {
-            let _ = writeln!(text, "{name}={value}");
-            text
-        });
-        return print(&text);
-    };
-    variables.extend(join.for_programs());
-    let error = Command::new(&program).args(words).envs(variables).exec();
+    let Options { pid, session, command } = options;
+    if let Some(pid) = pid {
+        let (text, code) = match joined(pid, session) {
+            Ok(Joined { variables, .. }) => (lines(&variables), ExitCode::SUCCESS),
+            Err(CommandError { what, hint, code }) if hint.is_empty() => (what, code.into()),
+            Err(CommandError { what, hint, code }) => (format!("{what}; {hint}"), code.into()),
+        };
+        print(&text)?;
+        return Ok(code);
+    }
+    let mut words = command.into_iter();
+    // The variables contain the secret, which must not get into the output of a job.
+    let program = words.next().ok_or_else(|| CommandError::usage("no program is given"))?;
+    let Joined { variables, for_programs } = joined(std::process::id(), session)?;
+    let error = Command::new(&program).args(words).envs(variables).envs(for_programs).exec();
     let mut failed = CommandError::failed(format!("can't run {}: {error}", program.display()));
     failed.code = if error.kind() == ErrorKind::NotFound { 127 } else { 126 };
     Err(failed)
+}
+
+/// The variables of a rank.
+struct Joined {
+    variables: Vec<(String, String)>,
+    /// Those of other launchers, for programs that look for them.
+    for_programs: Vec<(String, String)>,
+}
+
+fn joined(pid: u32, session: u32) -> Result<Joined, CommandError> {
+    let (settings, environment) = (settings()?, environment());
+    let join = Join::new(&settings, &environment, pid, session)?;
+    let variables = block_on(join.join())??;
+    Ok(Joined { variables, for_programs: join.for_programs() })
+}
+
+fn lines(variables: &[(String, String)]) -> String {
+    variables.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
 }
 
 /// Serves the tasks of this host.

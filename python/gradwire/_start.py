@@ -74,13 +74,15 @@ _NUMBERS = tuple(
     f"GRADWIRE_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 )
 _GRACE_SECONDS = 5.0
-# As in launcher/src/join/mod.rs.
+# As in launcher/src/join/known.rs.
 _UNKNOWN_LAUNCHER = 3
 # How many characters of a command line a message shows.
 _SHOWN = 200
 _services: list[subprocess.Popen[str]] = []
 # The services of jobs that this process has left, while other ranks still use them.
 _former: list[subprocess.Popen[str]] = []
+# How many jobs of a starter's tasks this process has joined.
+_joined = 0
 # What the user has set for jobs of this process, and a job replaces.
 _given: dict[str, str] = {}
 # Counts the jobs that this process has formed without a launcher.
@@ -125,7 +127,8 @@ def _join_tasks(why: str) -> None:
 
     ``why`` is the error if their variables don't say which rank this process is.
     """
-    words = [find("gradwire"), "join", "--for", str(os.getpid()), "--session", str(next(_jobs))]
+    global _joined
+    words = [find("gradwire"), "join", "--for", str(os.getpid()), "--session", str(_joined)]
     # Standard error is that of the daemon, which outlives the command.
     done = subprocess.run(
         words,
@@ -139,6 +142,8 @@ def _join_tasks(why: str) -> None:
         raise NotLaunched(why, kind="not-launched")
     if done.returncode != 0:
         raise NotLaunched(done.stdout.strip() or "gradwire join failed", kind="not-launched")
+    # The number must be the same on all ranks, also if one of them has tried in vain before.
+    _joined += 1
     told = dict(line.split("=", 1) for line in done.stdout.splitlines())
     if "GRADWIRE_SECRET" in os.environ:
         _given["GRADWIRE_SECRET"] = os.environ["GRADWIRE_SECRET"]

@@ -9,7 +9,7 @@ use std::{
 
 use crate::error::{GradwireError, Result};
 
-/// Its exit code if the variables don't say which rank the task is (`launcher/src/join/mod.rs`).
+/// Its exit code if the variables don't say which rank the task is (`launcher/src/join/known.rs`).
 const UNKNOWN_LAUNCHER: i32 = 3;
 
 /// The program, in PATH.
@@ -18,8 +18,9 @@ pub(crate) const PROGRAM: &str = "gradwire";
 /// Adds the variables of the job that this process joins. Without a known launcher, or without the
 /// program, nothing is added.
 pub(crate) fn join(program: &str, variables: &mut HashMap<String, String>) -> Result<()> {
+    /// The jobs that this process has joined.
     static SESSIONS: AtomicU32 = AtomicU32::new(0);
-    let session = SESSIONS.fetch_add(1, Relaxed).to_string();
+    let session = SESSIONS.load(Relaxed).to_string();
     let mut command = Command::new(program);
     command.args(["join", "--for", &std::process::id().to_string(), "--session", &session]);
     // Standard error is that of the daemon, which outlives the command.
@@ -32,6 +33,8 @@ pub(crate) fn join(program: &str, variables: &mut HashMap<String, String>) -> Re
         Some(UNKNOWN_LAUNCHER) => return Ok(()),
         _ => return Err(GradwireError::Settings(text.trim().to_owned())),
     }
+    // The number must be the same on all ranks, also if one of them has tried in vain before.
+    SESSIONS.fetch_add(1, Relaxed);
     let pairs = text.lines().filter_map(|line| line.split_once('='));
     variables.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
     Ok(())

@@ -59,13 +59,13 @@ struct Counted {
 /// its own variables count the tasks.
 const COUNTED: &[Counted] = &[
     counted("horovodrun", "HOROVOD_SIZE", Some("HOROVOD_LOCAL_SIZE")),
-    joined("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    joinable("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     counted("mpirun", "MVP_COMM_WORLD_SIZE", Some("MVP_COMM_WORLD_LOCAL_SIZE")),
     counted("mpirun", "MV2_COMM_WORLD_SIZE", Some("MV2_COMM_WORLD_LOCAL_SIZE")),
     counted("jsrun", "JSM_NAMESPACE_SIZE", None),
-    joined("mpiexec, or srun with PMI,", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    joinable("mpiexec, or srun with PMI,", "PMI_SIZE", "MPI_LOCALNRANKS"),
     counted("flux", "FLUX_JOB_SIZE", None),
-    joined("srun", SLURM_TASKS, "SLURM_STEP_TASKS_PER_NODE"),
+    joinable("srun", SLURM_TASKS, "SLURM_STEP_TASKS_PER_NODE"),
     // Only in a step: a batch script has it as well.
     counted("srun", SLURM_ALLOCATED, None),
 ];
@@ -85,7 +85,7 @@ const fn counted(
     Counted { starter, tasks, here, joins: false }
 }
 
-const fn joined(starter: &'static str, tasks: &'static str, here: &'static str) -> Counted {
+const fn joinable(starter: &'static str, tasks: &'static str, here: &'static str) -> Counted {
     Counted { starter, tasks, here: Some(here), joins: true }
 }
 

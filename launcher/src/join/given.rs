@@ -14,6 +14,9 @@ const SECRET: &str = "GRADWIRE_SECRET";
 const SECRET_FILE: &str = "GRADWIRE_SECRET_FILE";
 pub(super) const RENDEZVOUS: &str = "GRADWIRE_RENDEZVOUS";
 
+/// The largest port of a rendezvous: the next one is for the store of PyTorch.
+const MAX_PORT: u16 = u16::MAX - 1;
+
 /// The pause between two look-ups of a name.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -67,7 +70,7 @@ pub(super) fn rendezvous(
     };
     let parse = || {
         let (host, port) = text.rsplit_once(':')?;
-        let port: u16 = port.parse().ok().filter(|port| *port > 0)?;
+        let port = port.parse().ok().filter(|port| (1..=MAX_PORT).contains(port))?;
         let host = match host.strip_prefix('[') {
             Some(address) => address.strip_suffix(']')?,
             None if host.contains(':') => return None,
@@ -141,7 +144,7 @@ mod tests {
             let expected = Rendezvous { host: host.to_owned(), port };
             assert_eq!(read(text).unwrap(), Some(expected), "{text}");
         }
-        for wrong in ["node1", "node1:", ":1", "node1:0", "node1:70000", "::1:5", "[::1:5"] {
+        for wrong in ["node1", "node1:", ":1", "node1:0", "node1:65535", "::1:5", "[::1:5"] {
             let error = read(wrong).unwrap_err().to_string();
             assert!(error.contains("expected HOST:PORT"), "{wrong}: {error}");
         }

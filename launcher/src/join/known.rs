@@ -80,7 +80,7 @@ impl<'a> Join<'a> {
             Some(given) => Some(given),
             None => Some(default_rendezvous(&placement, port)?),
         };
-        let master_port = rendezvous.as_ref().map_or(port, |at| at.port).saturating_add(1);
+        let master_port = rendezvous.as_ref().map_or(port, |at| at.port) + 1;
         if rendezvous.is_some() && secret.is_none() {
             let what = format!(
                 "the {} ranks are on {} hosts, which needs a secret: with it they prove that they \

@@ -117,7 +117,7 @@ impl Join<'_> {
         let is_whole = timeout(limit + REASON, read).await;
         let is_whole = is_whole.is_ok_and(|read| read.unwrap_or(false));
         if !is_whole {
-            return Ok(Err(format!("the service of this host has ended; see its output\n{text}")));
+            return Ok(Err("the service of this host has ended; see its output".to_owned()));
         }
         Ok(match text.strip_prefix('+') {
             Some(variables) => Ok(variables.to_owned()),
