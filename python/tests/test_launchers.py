@@ -66,7 +66,7 @@ def on_slurm(cluster: dict[str, str], tmp_path: Path) -> Tasks:
     """Tasks of srun on two nodes, with a secret and a place to meet."""
     secret = tmp_path / "secret"
     subprocess.run([LAUNCHER, "secret", str(secret)], check=True)
-    rendezvous = f"127.0.0.1:{free_ports(1)[0]}"
+    rendezvous = f"localhost:{free_ports(1)[0]}"
     given = {"GRADWIRE_SECRET_FILE": str(secret), "GRADWIRE_RENDEZVOUS": rendezvous}
     return Tasks(tmp_path, cluster | given)
 

@@ -152,10 +152,10 @@ async fn start(join: &Join<'_>) -> Result<(Child, String), CommandError> {
     let address = match &join.rendezvous {
         None => IpAddr::from(Ipv4Addr::LOCALHOST),
         Some(rendezvous) if placement.node == 0 => {
-            let own = match rendezvous.host.parse() {
-                Ok(address) => address,
+            let own = match places::literal(&rendezvous.host) {
+                Some(address) => address,
                 // The name of a host is often a loopback address on this host itself.
-                Err(_) => {
+                None => {
                     let other = placement.hosts.get(1).map_or("192.0.2.1", String::as_str);
                     places::local_address(&rendezvous.host, Some(other)).await
                 }

@@ -9,7 +9,8 @@ fn bare(host: &str) -> &str {
     host.rsplit_once('@').map_or(host, |(_, name)| name)
 }
 
-fn literal(host: &str) -> Option<IpAddr> {
+/// The address that stands for a host instead of a name. That of `localhost` is known as well.
+pub fn literal(host: &str) -> Option<IpAddr> {
     if host.eq_ignore_ascii_case("localhost") {
         return Some(Ipv4Addr::LOCALHOST.into());
     }
