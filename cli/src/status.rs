@@ -27,7 +27,7 @@ use tonic::{
 use crate::{cluster::printable, explain};
 
 /// How long the coordinator may take to answer (WAIT).
-const ANSWER: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 
 /// How long a watched coordinator may be silent (WAIT).
 const SILENCE: Duration = Duration::from_secs(10);
@@ -88,13 +88,22 @@ pub(crate) async fn open<T>(
     address: &str,
     call: impl AsyncFnOnce(&mut InspectClient<Channel>) -> Result<Response<T>, Status>,
 ) -> Result<T, CommandError> {
+    open_within(ANSWER, address, call).await
+}
+
+/// As [`open`], for a coordinator that answers within this time.
+pub(crate) async fn open_within<T>(
+    limit: Duration,
+    address: &str,
+    call: impl AsyncFnOnce(&mut InspectClient<Channel>) -> Result<Response<T>, Status>,
+) -> Result<T, CommandError> {
     // The limit of an endpoint would apply to a whole stream.
     let answer = async {
         let answer = call(&mut connect(address).await?).await;
         answer.map(Response::into_inner).map_err(|status| refused(address, &status))
     };
-    timeout(ANSWER, answer).await.unwrap_or_else(|_| {
-        let what = format!("no coordinator answers at {address} within {ANSWER:?}");
+    timeout(limit, answer).await.unwrap_or_else(|_| {
+        let what = format!("no coordinator answers at {address} within {limit:?}");
         Err(CommandError::failed(what).hint(SILENT))
     })
 }

@@ -1,17 +1,28 @@
 //! `gradwire why`: explains what a job waits for.
 
+use std::time::Duration;
+
 use clap::Args;
-use gradwire_launcher::{error::CommandError, secrets};
+use gradwire_launcher::{
+    error::{CommandError, print_line},
+    nearby::{self, DaemonHere},
+    secrets,
+};
 use gradwire_proto::{
     auth::Claim,
-    pb::{self, ChallengeRequest, ExplainRequest, Explanation},
+    pb::{self, ChallengeRequest, ExplainRequest, Explanation, ViewerChallenge},
 };
 use serde_json::{Value, json};
 
 use crate::{
     cluster::printable,
-    status::{open, write},
+    find,
+    process::block_on,
+    status::{ANSWER, open, open_within, write},
 };
+
+/// How long a coordinator may take for a challenge before the daemons of this host are asked.
+const PROMPT: Duration = Duration::from_secs(1);
 
 /// The job, and how much of it to show.
 #[derive(Debug, Args)]
@@ -33,19 +44,76 @@ pub struct Options {
     pub stacks: bool,
 }
 
-/// Explains what the job of the coordinator at `address` waits for.
+/// Explains what a job waits for. If its coordinator can't be found or does not answer, the daemon
+/// of this host explains what its ranks do.
 ///
 /// # Errors
-/// [`CommandError`] if it can't be reached or does not answer in time, or if this user does not
-/// have the job's secret.
-pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
-    let pb::ViewerChallenge { nonce, job } =
-        open(address, async |client| client.challenge(ChallengeRequest {}).await).await?;
-    let proof = secrets::of(&job)?.prove(&Claim::View { challenge: &nonce, job: &job }).to_vec();
-    let request = ExplainRequest { stacks: options.stacks, nonce, proof, save: false };
-    let explained = open(address, async |client| client.explain(request).await).await?;
+/// [`CommandError`] if nobody answers in time, or if this user does not have the job's secret.
+pub fn run(options: &Options) -> Result<(), CommandError> {
+    let named = options.address.as_deref();
+    let daemons = daemons_of(named);
+    let limit = if daemons.is_empty() { ANSWER } else { PROMPT };
+    let coordinator = find::coordinator(named).and_then(|address| Asked::greet(address, limit));
+    let explained = match coordinator {
+        Ok(asked) => block_on(asked.explain(options.stacks))??,
+        Err(error) => {
+            let Some(explained) = by_daemons(&daemons, options.stacks) else { return Err(error) };
+            print_line(format_args!("gradwire: {}; the daemon of this host answers", error.what));
+            explained
+        }
+    };
     let text = if options.json { format!("{:#}\n", to_json(&explained)) } else { show(&explained) };
     write(&text).map(drop)
+}
+
+/// A coordinator that answers.
+struct Asked {
+    address: String,
+    challenge: ViewerChallenge,
+}
+
+impl Asked {
+    /// Asks the coordinator at `address` for a challenge, which it gives at once.
+    fn greet(address: String, limit: Duration) -> Result<Self, CommandError> {
+        let asked = open_within(limit, &address, async |client| {
+            client.challenge(ChallengeRequest {}).await
+        });
+        let challenge = block_on(asked)??;
+        Ok(Self { address, challenge })
+    }
+
+    async fn explain(self, stacks: bool) -> Result<Explanation, CommandError> {
+        let ViewerChallenge { nonce, job } = self.challenge;
+        let claim = Claim::View { challenge: &nonce, job: &job };
+        let proof = secrets::of(&job)?.prove(&claim).to_vec();
+        let request = ExplainRequest { stacks, nonce, proof, save: false };
+        open(&self.address, async |client| client.explain(request).await).await
+    }
+}
+
+/// The daemons of this host that belong to the named job, or all of them.
+fn daemons_of(named: Option<&str>) -> Vec<DaemonHere> {
+    let mut daemons = nearby::daemons();
+    if let Some(named) = named {
+        daemons.retain(|daemon| daemon.job == named || daemon.coordinator == named);
+    }
+    daemons
+}
+
+/// What the ranks of these daemons do; `None` if no daemon answers, or they have several jobs.
+fn by_daemons(daemons: &[DaemonHere], stacks: bool) -> Option<Explanation> {
+    let answers = daemons.iter().filter_map(|daemon| daemon.ask(stacks).ok());
+    answers.map(Some).reduce(|one, other| merge(one?, other?)).flatten()
+}
+
+/// What two daemons say about their ranks; `None` if they belong to different jobs.
+fn merge(mut one: Explanation, other: Explanation) -> Option<Explanation> {
+    one.waits.extend(other.waits);
+    one.wait_count += other.wait_count;
+    one.ranks.extend(other.ranks);
+    one.ranks.sort_by_key(|rank| rank.rank);
+    one.text.push_str(&other.text);
+    (one.job == other.job).then_some(one)
 }
 
 /// An explanation as text.

@@ -45,6 +45,15 @@ const MAX_EXECUTE: usize = MAX_CONTROL_MESSAGE - 1024;
 pub enum Incoming {
     /// Something for the engine.
     Event(Event),
+    /// A failure, and when the node noticed it on the coordinator's clock; 0 if it does not know.
+    Failed {
+        /// The failure.
+        failure: Failure,
+        /// Nanoseconds of the coordinator's clock.
+        noticed_ns: u64,
+        /// The largest error of that.
+        error_ns: u64,
+    },
     /// A heartbeat, with the node's clock, which is echoed.
     Heartbeat {
         /// Nanoseconds of the node's monotonic clock.
@@ -57,6 +66,8 @@ pub enum Incoming {
         begun: bool,
         /// How many messages the node has received.
         received: u64,
+        /// The node's shortest round trip; zero if it does not know.
+        round_trip: Duration,
     },
     /// A batch of the node's trace.
     Trace(Vec<u8>),
@@ -80,7 +91,15 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
         Message::Heartbeat(beat) => {
             let report = beat.report.as_ref().map(report).transpose()?;
             let pb::Heartbeat { sent_ns, trace: samples, begun, received, .. } = beat;
-            return Ok(Incoming::Heartbeat { sent_ns, report, samples, begun, received });
+            let round_trip = Duration::from_nanos(beat.round_trip_ns);
+            return Ok(Incoming::Heartbeat {
+                sent_ns,
+                report,
+                samples,
+                begun,
+                received,
+                round_trip,
+            });
         }
         Message::Trace(trace) if trace.batch.len() <= MAX_BATCH => {
             return Ok(Incoming::Trace(trace.batch));
@@ -113,10 +132,13 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
         Message::Forgotten(forgotten) => {
             Event::Forgotten { connection, ids: forgotten.ids.into_iter().map(TensorId).collect() }
         }
-        Message::Failed(failed) => Event::Failed {
-            connection,
-            failure: failure(failed.failure.ok_or(WireError::Missing("failure"))?),
-        },
+        Message::Failed(failed) => {
+            return Ok(Incoming::Failed {
+                failure: failure(failed.failure.ok_or(WireError::Missing("failure"))?),
+                noticed_ns: failed.noticed_ns,
+                error_ns: failed.error_ns,
+            });
+        }
         Message::Leave(leave) => Event::Left {
             connection,
             ranks: leave.ranks.into_iter().map(Rank).collect(),

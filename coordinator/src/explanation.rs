@@ -40,6 +40,11 @@ pub(crate) enum Detail {
     Standstill,
 }
 
+/// An explanation as lines of text, for a viewer. `stacks`: with the whole stacks of all ranks.
+pub fn explanation_text(explanation: &pb::Explanation, stacks: bool) -> String {
+    text(explanation, if stacks { Detail::Stacks } else { Detail::All })
+}
+
 /// An explanation as lines of text.
 pub(crate) fn text(explanation: &pb::Explanation, detail: Detail) -> String {
     let mut lines = Lines { explanation, text: String::new() };

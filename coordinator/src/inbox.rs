@@ -1,8 +1,11 @@
 //! The messages from sessions to the runtime, and what the runtime needs to answer them.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use gradwire_proto::{NodeId, pb};
+use gradwire_proto::{Failure, NodeId, pb};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -31,6 +34,8 @@ pub(crate) struct Newest {
     pub(crate) report: Option<(pb::NodeReport, Instant)>,
     /// Whether one of its ranks has attached.
     pub(crate) begun: bool,
+    /// Its shortest round trip; zero if it is not known.
+    pub(crate) round_trip: Duration,
 }
 
 /// A heartbeat of a node, which is echoed with the coordinator's next heartbeat.
@@ -49,6 +54,8 @@ pub(crate) enum Inbound {
     /// A later event. Each later message is one event, heartbeat, trace or answer, because they are
     /// counted.
     Event(Event),
+    /// A failure, and when the node noticed it on the coordinator's clock; 0 if it does not know.
+    Failed { connection: ConnectionId, failure: Failure, noticed_ns: u64, error_ns: u64 },
     /// A heartbeat, with how many messages the node has received.
     Heartbeat { connection: ConnectionId, received: u64 },
     /// A batch of the node's trace.

@@ -14,7 +14,7 @@ use tokio::{
 use tonic::Status;
 
 use crate::{
-    explanation::{self, Detail},
+    explanation::explanation_text,
     inbox::Inbound,
     permits::Permits,
     timeline::{Point, Timeline},
@@ -86,8 +86,7 @@ impl Inspection {
         let (reply, explained) = oneshot::channel();
         self.inbox.send(Inbound::Explain { reply, save }).await.ok()?;
         let explained = explained.await.ok()?;
-        let detail = if stacks { Detail::Stacks } else { Detail::All };
-        let text = explanation::text(&explained, detail);
+        let text = explanation_text(&explained, stacks);
         Some(pb::Explanation { text, ..explained })
     }
 

@@ -71,6 +71,7 @@ mod viewers;
 mod watchdog;
 
 pub use error::CoordinatorError;
+pub use explanation::explanation_text;
 pub use inspection::Inspection;
 pub use model::{EngineConfig, Phase};
 pub use outbox::{Outbox, OutboxStream};

@@ -216,10 +216,16 @@ where
     }
 
     /// Notes a heartbeat. Only the latest one counts.
-    fn note(&self, sent_ns: u64, begun: bool, report: Option<pb::NodeReport>) {
+    fn note(
+        &self,
+        (sent_ns, round_trip): (u64, Duration),
+        begun: bool,
+        report: Option<pb::NodeReport>,
+    ) {
         let received = Instant::now();
         let mut newest = self.newest.lock();
         newest.begun |= begun;
+        newest.round_trip = round_trip;
         newest.echo = Some(Echo { sent_ns, received });
         if let Some(report) = report {
             newest.report = Some((report, received));
@@ -247,8 +253,18 @@ where
             let connection = self.connection;
             let inbound = match convert::incoming(connection, wire) {
                 Ok(Incoming::Event(event)) => Inbound::Event(event),
-                Ok(Incoming::Heartbeat { sent_ns, report, samples, begun, received }) => {
-                    self.note(sent_ns, begun, report);
+                Ok(Incoming::Failed { failure, noticed_ns, error_ns }) => {
+                    Inbound::Failed { connection, failure, noticed_ns, error_ns }
+                }
+                Ok(Incoming::Heartbeat {
+                    sent_ns,
+                    report,
+                    samples,
+                    begun,
+                    received,
+                    round_trip,
+                }) => {
+                    self.note((sent_ns, round_trip), begun, report);
                     if samples {
                         // All nodes must know of the step before its operations are ordered.
                         let by = (!self.context.traces.goes_on(true)).then_some(connection);

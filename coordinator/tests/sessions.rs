@@ -264,7 +264,7 @@ async fn invalid_messages_end_the_job() {
             Some(Say::Leave(pb::Leave { ranks: vec![1], absent: false })),
             "rank 1 left, which is not its own",
         ),
-        (Some(Say::Failed(pb::Failed { failure: None })), "the message has no failure"),
+        (Some(Say::Failed(pb::Failed::default())), "the message has no failure"),
         (Some(Say::Join(pb::Join::default())), "only the first message of a stream"),
     ];
     for (message, text) in cases {
@@ -321,7 +321,7 @@ async fn a_dead_worker_outranks_broken_connections() {
     let report = |kind: pb::FailureKind, rank| {
         let what = "it is gone".to_owned();
         let failure = pb::Failure { kind: kind.into(), what, rank, ..pb::Failure::default() };
-        Say::Failed(pb::Failed { failure: Some(failure) })
+        Say::Failed(pb::Failed { failure: Some(failure), ..pb::Failed::default() })
     };
     nodes[0].say(report(pb::FailureKind::ConnectionLost, None)).await;
     sleep(Duration::from_millis(50)).await;
@@ -330,6 +330,41 @@ async fn a_dead_worker_outranks_broken_connections() {
         let failure = node.aborted().await;
         assert_eq!(kind(&failure), FailureKind::WorkerLost);
         assert_eq!((failure.rank, failure.host.as_str()), (Some(1), "host1"));
+    }
+}
+
+/// The report of the earlier failure comes later, from a node whose messages take longer.
+#[tokio::test]
+async fn the_failure_noticed_first_is_the_cause() {
+    let served = Served::start(2, |_| {}).await;
+    let mut nodes = served.world(2).await;
+    // By a heartbeat, the nodes know the coordinator's clock.
+    let mut clocks = Vec::new();
+    for node in &mut nodes {
+        let now = loop {
+            if let Message::Heartbeat(beat) = node.receive().await.unwrap() {
+                break (beat.sent_ns, Instant::now());
+            }
+        };
+        clocks.push(now);
+        let round_trip_ns = 500_000_000;
+        let beat = pb::Heartbeat { sent_ns: 1, round_trip_ns, ..pb::Heartbeat::default() };
+        node.say(Say::Heartbeat(beat)).await;
+    }
+    let report = |rank: u32, ago_ms: u64| {
+        let (sent_ns, received) = clocks[rank as usize];
+        let now_ns = sent_ns + received.elapsed().as_nanos() as u64;
+        let what = "it is gone".to_owned();
+        let kind = pb::FailureKind::WorkerLost.into();
+        let failure = pb::Failure { kind, what, rank: Some(rank), ..pb::Failure::default() };
+        let (noticed_ns, error_ns) = (now_ns - ago_ms * 1_000_000, 100_000_000);
+        Say::Failed(pb::Failed { failure: Some(failure), noticed_ns, error_ns })
+    };
+    nodes[0].say(report(0, 100)).await;
+    sleep(Duration::from_millis(10)).await;
+    nodes[1].say(report(1, 800)).await;
+    for node in &mut nodes {
+        assert_eq!(node.aborted().await.rank, Some(1));
     }
 }
 

@@ -1,17 +1,15 @@
 //! The secrets of running jobs, for commands that show what ranks do.
 //!
 //! A secret comes from the job's run file, from the environment of this command, or from that of a
-//! process of the job on this host: its daemon and its ranks have it. The system shows the
-//! environment of a process only to its user.
+//! process of the job on this host ([`nearby`]).
 
 use gradwire_proto::Secret;
-use procfs::process::{Process, all_processes};
 
-use crate::{error::CommandError, run_file};
-
-/// The variables of every process of a job.
-const JOB: &str = "GRADWIRE_JOB";
-const SECRET: &str = "GRADWIRE_SECRET";
+use crate::{
+    error::CommandError,
+    nearby::{self, SECRET},
+    run_file,
+};
 
 /// The secret of a job.
 ///
@@ -27,16 +25,8 @@ pub fn of(job: &str) -> Result<Secret, CommandError> {
         return Secret::from_hex(&given)
             .map_err(|error| CommandError::usage(format!("{SECRET}: {error}")));
     }
-    let mut processes = all_processes().into_iter().flatten().flatten();
-    processes.find_map(|process| of_process(&process, job)).ok_or_else(|| unknown(job))
-}
-
-/// The secret that a process of a job has, if this is one and its environment can be read.
-fn of_process(process: &Process, job: &str) -> Option<Secret> {
-    let variables = process.environ().ok()?;
-    let get = |name: &str| variables.get(std::ffi::OsStr::new(name))?.to_str();
-    let is_it = get(JOB)? == job;
-    is_it.then(|| Secret::from_hex(get(SECRET)?).ok())?
+    let here = nearby::daemons().into_iter().find(|daemon| daemon.job == job);
+    here.map(|daemon| daemon.secret).ok_or_else(|| unknown(job))
 }
 
 fn unknown(job: &str) -> CommandError {
@@ -48,31 +38,7 @@ fn unknown(job: &str) -> CommandError {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
-    use std::process::{Command, Stdio};
-
     use super::*;
-
-    #[test]
-    fn a_process_of_the_job_has_the_secret() {
-        let secret = Secret::generate();
-        let mut child = Command::new("cat")
-            .env(JOB, "secrets-test")
-            .env(SECRET, secret.to_hex())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // The kernel shows an empty environment until the new program is loaded, which may be
-        // after `spawn` has returned. A program that answers is loaded.
-        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let process = Process::new(child.id().cast_signed()).unwrap();
-        let found = ["secrets-test", "another"].map(|job| of_process(&process, job));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(found, [Some(secret), None]);
-    }
 
     #[test]
     fn an_unknown_job_says_what_to_do() {

@@ -1141,6 +1141,12 @@ pub struct Forgotten {
 pub struct Failed {
     #[prost(message, optional, tag = "1")]
     pub failure: ::core::option::Option<Failure>,
+    /// When the node noticed it, on the coordinator's clock as in Heartbeat, and the largest error of
+    /// that; 0 if the node does not know the coordinator's clock yet.
+    #[prost(uint64, tag = "2")]
+    pub noticed_ns: u64,
+    #[prost(uint64, tag = "3")]
+    pub error_ns: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Heartbeat {
@@ -1169,6 +1175,9 @@ pub struct Heartbeat {
     /// From the coordinator: some rank has said that it makes no steps for a while.
     #[prost(bool, tag = "8")]
     pub paused: bool,
+    /// From a node: the shortest of its latest round trips to the coordinator; 0 before the first.
+    #[prost(uint64, tag = "9")]
+    pub round_trip_ns: u64,
 }
 /// What a node does. Rates are over the time since the previous report.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1735,7 +1744,7 @@ pub struct TraceTrack {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerMessage {
-    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub message: ::core::option::Option<worker_message::Message>,
 }
 /// Nested message and enum types in `WorkerMessage`.
@@ -1758,13 +1767,15 @@ pub mod worker_message {
         Observed(super::Observed),
         #[prost(message, tag = "8")]
         Paused(super::Paused),
+        #[prost(message, tag = "9")]
+        Look(super::Look),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DaemonMessage {
     #[prost(
         oneof = "daemon_message::Message",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15"
     )]
     pub message: ::core::option::Option<daemon_message::Message>,
 }
@@ -1800,6 +1811,8 @@ pub mod daemon_message {
         Explain(super::Explain),
         #[prost(message, tag = "14")]
         Stalled(super::Stalled),
+        #[prost(message, tag = "15")]
+        Explanation(super::Explanation),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1894,6 +1907,15 @@ pub struct TensorFailed {
     pub tickets: ::prost::alloc::vec::Vec<u64>,
     #[prost(message, optional, tag = "2")]
     pub failure: ::core::option::Option<Failure>,
+}
+/// What do the ranks of this node do?
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Look {
+    /// whether the text has the whole stacks of all threads
+    #[prost(bool, tag = "1")]
+    pub stacks: bool,
+    #[prost(bytes = "vec", tag = "2")]
+    pub proof: ::prost::alloc::vec::Vec<u8>,
 }
 /// This rank leaves cleanly.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

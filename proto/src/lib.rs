@@ -46,7 +46,7 @@ pub use types::{
 };
 
 /// The version of the messages of this crate. It must be the same on both sides of a connection.
-pub const PROTOCOL: u32 = 14;
+pub const PROTOCOL: u32 = 15;
 
 /// What a node sends first on its connection to the coordinator, before HTTP/2. So the coordinator
 /// can tell nodes from viewers without reading any further.

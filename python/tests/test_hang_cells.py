@@ -141,3 +141,20 @@ def test_a_stopped_daemon_is_named(tmp_path: Path) -> None:
             says(job, tmp_path, "host 127.0.0.2 did not answer")
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+def test_without_a_coordinator_the_daemon_answers(tmp_path: Path) -> None:
+    patience = {"heartbeat.timeout_ms": 60000, "recovery.return_timeout_ms": 60000}
+    patience["job.timeout_ms"] = 200000
+    command = words(str(HERE / "hanging.py"), "sleep", hosts=TWO)
+    command[2:2] = [word for key in patience for word in ("--set", f"{key}={patience[key]}")]
+    with start(tmp_path, command) as job:
+        says(job, tmp_path, SECOND)
+        of_host = daemons(tmp_path).items()
+        (pid,) = (pid for pid, named in of_host if named["GRADWIRE_ORDER"] == "0")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            says(job, tmp_path, r"the coordinator 127.0.0.1:\d+ has been silent for \d", SECOND)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        says(job, tmp_path, "the world is complete")

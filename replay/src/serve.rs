@@ -321,9 +321,9 @@ impl Rank {
                 self.say(Message::Detached(pb::Detached {}), None);
                 return false;
             }
-            worker_message::Message::GiveUp(_) | worker_message::Message::Attach(_) => {
-                return false;
-            }
+            worker_message::Message::GiveUp(_)
+            | worker_message::Message::Attach(_)
+            | worker_message::Message::Look(_) => return false,
         }
         true
     }

@@ -122,10 +122,11 @@ fn watch(shared: &Arc<Shared>, request: &mpsc::Sender<(Request, pb::Allocate)>) 
                 Message::Challenge(_)
                 | Message::Attached(_)
                 | Message::Refused(_)
-                | Message::Later(_) => {
+                | Message::Later(_)
+                | Message::Explanation(_) => {
                     break Ending::Failed(Failure::new(
                         FailureKind::Protocol,
-                        "the daemon greeted a second time",
+                        "the daemon sent a message for a process that is not attached",
                     ));
                 }
             },

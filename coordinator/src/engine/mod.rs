@@ -94,8 +94,8 @@ impl Engine {
                     self.lose(node, &why, now, &mut out);
                 }
             }
-            Event::Failed { connection, failure } => {
-                self.membership.reported(connection, failure, now, &mut out);
+            Event::Failed { connection, failure, noticed } => {
+                self.membership.reported(connection, failure, noticed, now, &mut out);
             }
             Event::Cancel { why } => self.membership.cancel(why, &mut out),
             Event::Paused => self.stall.pause(now),
@@ -265,7 +265,8 @@ impl Engine {
         }
         let failure = Failure::new(FailureKind::NodeLost, what)
             .hint(format!(
-                "check whether host {host} is up, and read the last output of its gradwired"
+                "read the last output of gradwired on host {host}; if there is none, check whether \
+                 the host is up"
             ))
             .host(host)
             .tensor(first);

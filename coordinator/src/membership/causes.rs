@@ -1,9 +1,19 @@
 //! Finds the first cause. When something fails, several nodes notice it in different ways at about
 //! the same time. All nodes should receive the report that is nearest to the root cause (TELL).
+//!
+//! The kinds of failures decide first. Among failures of equal kinds, the cause is the failure that
+//! was noticed first by the coordinator's clock. If the errors of the clocks are too large to decide
+//! that, the cause is the first report.
 
 use std::time::Duration;
 
 use gradwire_proto::{Failure, FailureKind};
+
+use crate::model::event::Noticed;
+
+/// How long to wait for a report of an earlier cause, besides the time that it is under way. A
+/// daemon needs a moment to learn how a process has ended.
+const EARLIER: Duration = Duration::from_millis(20);
 
 /// The reports that arrive within a window after the first one.
 #[derive(Debug)]
@@ -11,26 +21,35 @@ pub(crate) struct Causes {
     /// When the window closes.
     pub(crate) until: Duration,
     best: Failure,
+    noticed: Noticed,
     reports: usize,
 }
 
 impl Causes {
-    /// Opens a window with its first report.
-    pub(crate) fn new(failure: Failure, until: Duration) -> Self {
-        Self { until, best: failure, reports: 1 }
+    /// Opens a window of this length `now`, with its first report.
+    pub(crate) fn new(failure: Failure, noticed: Noticed, window: Duration, now: Duration) -> Self {
+        let mut causes = Self { until: now + window, best: failure, noticed, reports: 1 };
+        causes.limit(noticed, now);
+        causes
     }
 
-    /// Adds a report. The one nearest to the root cause wins; among equals, the earliest.
-    pub(crate) fn report(&mut self, failure: Failure) {
+    /// Adds a report.
+    pub(crate) fn report(&mut self, failure: Failure, noticed: Noticed, now: Duration) {
         self.reports += 1;
-        if failure.kind.rootness() > self.best.kind.rootness() {
-            self.best = failure;
+        let (new, best) = (failure.kind.rootness(), self.best.kind.rootness());
+        if new > best || new == best && noticed.is_before(&self.noticed) {
+            (self.best, self.noticed) = (failure, noticed);
+            self.limit(noticed, now);
         }
     }
 
-    /// Whether no later report could change the cause.
-    pub(crate) fn is_certain(&self) -> bool {
-        self.best.kind.rootness() >= FailureKind::WorkerLost.rootness()
+    /// Once no other kind could be nearer to the root, only an earlier report could change the
+    /// cause.
+    fn limit(&mut self, noticed: Noticed, now: Duration) {
+        if self.best.kind.rootness() >= FailureKind::WorkerLost.rootness() {
+            let wait = if noticed.is_known() { noticed.trip + EARLIER } else { Duration::ZERO };
+            self.until = self.until.min(now + wait);
+        }
     }
 
     /// The best-known cause.
@@ -48,19 +67,55 @@ impl Causes {
 mod tests {
     use super::*;
 
+    const MS: Duration = Duration::from_millis(1);
+
+    fn failure(kind: FailureKind, what: &str) -> Failure {
+        Failure::new(kind, what)
+    }
+
+    /// Noticed at `at`, with an error of `error`.
+    fn at(at: u32, error: u32) -> Noticed {
+        Noticed { from: MS * (at - error), to: MS * (at + error), trip: MS * 50 }
+    }
+
     #[test]
     fn the_earliest_report_of_the_root_wins() {
-        let mut causes =
-            Causes::new(Failure::new(FailureKind::ConnectionLost, "first"), Duration::ZERO);
-        causes.report(Failure::new(FailureKind::ConnectionLost, "second"));
+        use FailureKind::{ConnectionLost, NodeLost, WorkerLost};
+        let unknown = Noticed::UNKNOWN;
+        let now = MS * 1000;
+        let mut causes = Causes::new(failure(ConnectionLost, "first"), unknown, MS * 200, now);
+        causes.report(failure(ConnectionLost, "second"), unknown, now);
         assert_eq!(causes.cause().what, "first");
-        assert!(!causes.is_certain());
-        causes.report(Failure::new(FailureKind::NodeLost, "third"));
+        assert_eq!(causes.until, MS * 1200);
+        causes.report(failure(NodeLost, "third"), unknown, now);
         assert_eq!(causes.cause().what, "third");
-        causes.report(Failure::new(FailureKind::WorkerLost, "fourth"));
-        causes.report(Failure::new(FailureKind::WorkerLost, "fifth"));
+        causes.report(failure(WorkerLost, "fourth"), unknown, now);
+        causes.report(failure(WorkerLost, "fifth"), unknown, now);
         assert_eq!(causes.cause().what, "fourth");
-        assert!(causes.is_certain());
+        assert_eq!(causes.until, now, "no report could change the cause");
         assert_eq!(causes.reports(), 5);
+    }
+
+    #[test]
+    fn a_cause_that_was_noticed_before_wins() {
+        let kind = FailureKind::WorkerLost;
+        let mut causes = Causes::new(failure(kind, "late"), at(100, 5), MS * 200, MS * 110);
+        assert_eq!(causes.until, MS * 180, "a report may be under way for 50 ms");
+        causes.report(failure(kind, "perhaps earlier"), at(93, 4), MS * 120);
+        assert_eq!(causes.cause().what, "late", "within the errors of the clocks");
+        causes.report(failure(kind, "unknown"), Noticed::UNKNOWN, MS * 130);
+        causes.report(failure(kind, "earlier"), at(60, 30), MS * 140);
+        assert_eq!(causes.cause().what, "earlier");
+        assert_eq!(causes.until, MS * 180, "the window does not move");
+    }
+
+    /// The time does not matter for kinds: a broken connection is noticed before its cause.
+    #[test]
+    fn kinds_matter_more_than_times() {
+        let lost = failure(FailureKind::ConnectionLost, "connection");
+        let mut causes = Causes::new(lost.clone(), at(10, 0), MS * 200, MS * 20);
+        causes.report(failure(FailureKind::WorkerLost, "worker"), at(30, 0), MS * 40);
+        causes.report(lost, at(5, 0), MS * 50);
+        assert_eq!(causes.cause().what, "worker");
     }
 }

@@ -28,6 +28,7 @@ use self::{
 use crate::model::{
     Command, ConnectionId, EngineConfig, Output, Phase,
     command::{RefusalKind, Severity, World},
+    event::Noticed,
     status::{milliseconds, numbers},
     text,
     violation::Violation,
@@ -252,6 +253,7 @@ impl Membership {
         &mut self,
         connection: ConnectionId,
         mut failure: Failure,
+        noticed: Noticed,
         now: Duration,
         out: &mut Output,
     ) {
@@ -264,7 +266,7 @@ impl Membership {
         if failure.host.is_empty() && failure.kind != FailureKind::Disagreement {
             host.clone_into(&mut failure.host);
         }
-        self.fail(failure, now, out);
+        self.fail_noticed(failure, noticed, now, out);
     }
 
     /// The node of the world at the other end of a stream, if its messages count: not before the
@@ -290,20 +292,31 @@ impl Membership {
         out.commands.push(Command::Refuse { connection, kind: RefusalKind::Invalid, text });
     }
 
-    /// Adds a failure report, and waits a moment for a better one.
+    /// Adds a failure that the coordinator has found.
     pub(crate) fn fail(&mut self, failure: Failure, now: Duration, out: &mut Output) {
+        self.fail_noticed(failure, Noticed::UNKNOWN, now, out);
+    }
+
+    /// Adds a failure report, and waits a moment for a better one.
+    fn fail_noticed(
+        &mut self,
+        failure: Failure,
+        noticed: Noticed,
+        now: Duration,
+        out: &mut Output,
+    ) {
         match &mut self.state {
             JobState::Over(_) => return,
-            JobState::Failing(causes) => causes.report(failure),
+            JobState::Failing(causes) => causes.report(failure, noticed, now),
             JobState::Forming { .. } | JobState::Running => {
-                self.state =
-                    JobState::Failing(Causes::new(failure, now + self.config.cause_window));
+                let window = self.config.cause_window;
+                self.state = JobState::Failing(Causes::new(failure, noticed, window, now));
             }
         }
         let JobState::Failing(causes) = &self.state else { return };
         self.why = causes.cause().to_string();
         out.reason = format!("failing: {}", self.why);
-        if causes.is_certain() {
+        if now >= causes.until {
             let cause = causes.cause().clone();
             self.abort(cause, out);
         }

@@ -69,6 +69,33 @@ pub struct StuckRank {
     pub site: String,
 }
 
+/// When a failure was noticed: between these times since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Noticed {
+    /// The earliest possible time.
+    pub from: Duration,
+    /// The latest possible time.
+    pub to: Duration,
+    /// How long another node's report may be under way.
+    pub trip: Duration,
+}
+
+impl Noticed {
+    /// At an unknown time.
+    pub const UNKNOWN: Self =
+        Self { from: Duration::ZERO, to: Duration::MAX, trip: Duration::ZERO };
+
+    /// Whether anything is known about the time. If not, nothing is certainly before it.
+    pub fn is_known(&self) -> bool {
+        !self.from.is_zero()
+    }
+
+    /// Whether this was certainly before the other.
+    pub fn is_before(&self, other: &Self) -> bool {
+        self.to < other.from
+    }
+}
+
 /// An event. Every event of a connection also shows that its node is alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -136,6 +163,8 @@ pub enum Event {
         connection: ConnectionId,
         /// The failure that it reports.
         failure: Failure,
+        /// When it noticed that.
+        noticed: Noticed,
     },
     /// Ranks leave normally.
     Left {

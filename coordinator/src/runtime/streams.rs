@@ -67,6 +67,7 @@ impl Runtime {
                 held_ns: echo.map_or(0, |echo| nanoseconds(echo.received.elapsed())),
                 received: node.received.tell(),
                 paused,
+                round_trip_ns: 0,
             });
             node.peer.outbox.send(convert::message(beat));
         }

@@ -7,7 +7,7 @@ use gradwire_coordinator::{
     engine::Engine,
     model::{
         ConnectionId, EngineConfig, Event,
-        event::{Announcement, StuckRank, Submitted},
+        event::{Announcement, Noticed, StuckRank, Submitted},
     },
 };
 use gradwire_proto::{
@@ -317,7 +317,10 @@ impl Scenario {
                     .map(|id| number(id.trim_start_matches('#')).map(TensorId))
                     .collect::<Parsed<_>>()?,
             },
-            "failed" => Event::Failed { connection, failure: failure(rest)? },
+            "failed" => {
+                let noticed = Noticed::UNKNOWN;
+                Event::Failed { connection, failure: failure(rest)?, noticed }
+            }
             "left" => Event::Left { connection, ranks: ranks(rest)?, absent: false },
             "absent" => Event::Left { connection, ranks: ranks(rest)?, absent: true },
             "stuck" => stuck(connection, rest)?,

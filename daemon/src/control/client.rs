@@ -295,15 +295,16 @@ impl Session<'_> {
                     let ranks = ranks.iter().map(|r| r.0).collect();
                     rest.push(node_message::Message::Leave(pb::Leave { ranks, absent }));
                 }
-                Outgoing::Failed(failure) => {
+                Outgoing::Failed(failure, noticed) => {
                     if self.failure.is_none() {
                         // A message and its answer.
                         let trip = self.liveness.ahead().map(|measured| measured.round_trip);
                         let until = Instant::now() + ABORT_TIMEOUT + trip.unwrap_or_default();
                         self.failure = Some((failure.clone(), until));
                     }
+                    let failed = self.liveness.noticed(noticed);
                     let failure = Some(failure.into());
-                    rest.push(node_message::Message::Failed(pb::Failed { failure }));
+                    rest.push(node_message::Message::Failed(pb::Failed { failure, ..failed }));
                 }
             }
             // An announcement after a Leave may be a consequence of it, and must come after it.

@@ -1,14 +1,20 @@
-//! Tells the coordinator what the ranks of this node do: what they say themselves, what the system
-//! knows about their processes, their last operations, and the tensors that only some of them have
-//! submitted. Runs on a thread of its own (`gw-explain`), one at a time.
+//! Tells the coordinator, or a viewer on this host, what the ranks of this node do: what they say
+//! themselves, what the system knows about their processes, their last operations, and the tensors
+//! that only some of them have submitted. For the coordinator this runs on a thread of its own
+//! (`gw-explain`), one at a time.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Rank, pb};
+use gradwire_coordinator::explanation_text;
+use gradwire_proto::{Ending, Rank, pb};
+use gradwire_shm::handover::MAX_FRAME;
 use prost::Message as _;
 
 use super::{
@@ -29,7 +35,18 @@ use crate::{
 const SAMPLE: Duration = Duration::from_millis(250);
 
 /// The most bytes of an answer without stacks of other threads than the main ones (BOUND).
-const MAX_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = MAX_FRAME - 4096;
+
+/// How long a viewer waits while the coordinator asks (WAIT).
+const BUSY: Duration = Duration::from_secs(2);
+
+/// The most waits, and the longest text, that a viewer gets (BOUND): the answer is one frame, and
+/// most of it are the ranks.
+const MAX_WAITS: usize = 100;
+const MAX_TEXT: usize = 256 << 10;
+
+/// How many viewers have asked.
+static VIEWERS: AtomicU64 = AtomicU64::new(0);
 
 /// Answers the coordinator's question.
 pub(crate) fn answer(node: &Arc<Node>, asked: pb::Explain) {
@@ -46,6 +63,82 @@ pub(crate) fn answer(node: &Arc<Node>, asked: pb::Explain) {
     if let Err(error) = thread::Builder::new().name("gw-explain".to_owned()).spawn(run) {
         node.observations.vacate();
         tracing::warn!(%error, "the system refused the thread that explains waits");
+    }
+}
+
+/// What the ranks of this node do, for viewers without a coordinator. `stacks`: the text
+/// has the whole stacks of all threads.
+pub(crate) fn to_viewer(node: &Node, stacks: bool) -> pb::Explanation {
+    let until = Instant::now() + BUSY;
+    while !node.observations.occupy() {
+        if Instant::now() >= until {
+            let reason = "this daemon is busy with another question".to_owned();
+            return pb::Explanation { reason, ..about(node) };
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    // The coordinator's questions have small numbers.
+    let number = u64::MAX - VIEWERS.fetch_add(1, Ordering::Relaxed);
+    let pb::Explained { ranks, partly, .. } = explain(node, pb::Explain { number, save: false });
+    node.observations.vacate();
+    let host = &node.config.host;
+    let wait = |it: pb::PartlySubmitted| pb::Wait {
+        process_set: it.process_set,
+        name: it.name,
+        waiting_ms: it.waiting_ms,
+        waiting: it.submitted,
+        missing: it.missing,
+    };
+    let explanation = pb::Explanation {
+        wait_count: partly.len() as u64,
+        waits: partly.into_iter().take(MAX_WAITS).map(wait).collect(),
+        ranks: ranks.into_iter().map(|it| pb::RankState { host: host.clone(), ..it }).collect(),
+        ..about(node)
+    };
+    let text = explanation_text(&explanation, stacks);
+    within_limits(pb::Explanation { text, ..explanation })
+}
+
+/// An explanation that fits into one frame (BOUND).
+fn within_limits(mut explanation: pb::Explanation) -> pb::Explanation {
+    let text = &mut explanation.text;
+    if text.len() > MAX_TEXT {
+        text.truncate(text.floor_char_boundary(MAX_TEXT));
+        text.push_str("…\n");
+    }
+    if explanation.encoded_len() > MAX_BYTES {
+        // The text has the important ones.
+        explanation.ranks.iter_mut().for_each(|rank| rank.threads.clear());
+    }
+    explanation
+}
+
+/// The job and the hosts, as far as this node knows them.
+fn about(node: &Node) -> pb::Explanation {
+    let coordinator = node.config.coordinator;
+    let silent = node.liveness.silent_for().as_secs_f64();
+    let (phase, reason) = match node.job.ending() {
+        Some(Ending::Failed(failure)) => ("failed", failure.to_string()),
+        Some(Ending::Finished) => ("finished", "all ranks have left".to_owned()),
+        None if node.job.world().is_none() => {
+            let why = format!("the world has not formed; the coordinator is {coordinator}");
+            ("forming", why)
+        }
+        None => {
+            let why = format!("the coordinator {coordinator} has been silent for {silent:.1} s");
+            ("running", why)
+        }
+    };
+    let world = node.job.world();
+    let nodes = world.iter().flat_map(|world| &world.nodes);
+    let (hosts, first_ranks) = nodes.map(|it| (it.host.clone(), it.first_rank.0)).unzip();
+    pb::Explanation {
+        job: node.config.identity.job.to_string(),
+        phase: phase.to_owned(),
+        reason,
+        hosts,
+        first_ranks,
+        ..pb::Explanation::default()
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use gradwire_proto::{
     beat::{LastReceived, Limits, Silence},
     clock::{Clock, Estimate, Exchange, Measured, nanoseconds},
-    pb::Heartbeat,
+    pb::{self, Heartbeat},
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -112,10 +112,20 @@ impl Liveness {
         self.heartbeats.lock().ahead
     }
 
+    /// When something was noticed, on the coordinator's clock, for the report of a failure.
+    pub(super) fn noticed(&self, at: Instant) -> pb::Failed {
+        let Some(ahead) = self.ahead() else { return pb::Failed::default() };
+        let here_ns = self.clock.now_ns().saturating_sub(nanoseconds(at.elapsed()));
+        let noticed_ns = here_ns.saturating_add_signed(ahead.offset_ns.saturating_neg());
+        pb::Failed { failure: None, noticed_ns, error_ns: nanoseconds(ahead.error) }
+    }
+
     /// The next heartbeat for the coordinator, which echoes its last one. Without the count of
     /// received messages.
     pub(super) fn heartbeat(&self) -> Heartbeat {
-        let last = self.heartbeats.lock().last;
+        let heartbeats = self.heartbeats.lock();
+        let (last, ahead) = (heartbeats.last, heartbeats.ahead);
+        drop(heartbeats);
         Heartbeat {
             sent_ns: self.clock.now_ns(),
             echo_ns: last.map_or(0, |(sent_ns, _)| sent_ns),
@@ -125,6 +135,7 @@ impl Liveness {
             begun: self.has_begun(),
             received: 0,
             paused: false,
+            round_trip_ns: ahead.map_or(0, |ahead| nanoseconds(ahead.round_trip)),
         }
     }
 

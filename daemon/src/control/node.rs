@@ -170,13 +170,19 @@ impl Node {
 
     /// A worker has died or sent invalid data: the job can't continue without it.
     pub(crate) fn worker_failed(&self, worker: &Worker, failure: Failure) {
+        self.worker_failed_at(worker, failure, Instant::now());
+    }
+
+    /// As [`Node::worker_failed`], for a failure that was `noticed` earlier.
+    pub(crate) fn worker_failed_at(&self, worker: &Worker, failure: Failure, noticed: Instant) {
         if self.job.ending().is_some() {
             // The worker ends because the job is over.
             return;
         }
         let names = self.queue().map(|q| q.names_of(worker.local_rank, NAMES)).unwrap_or_default();
         metrics::failure(failure.kind);
-        self.job.report(failure.host(self.config.host.clone()).tensor(names.join(", ")));
+        let failure = failure.host(self.config.host.clone()).tensor(names.join(", "));
+        self.job.report_noticed(failure, noticed);
     }
 
     /// A worker ends because of a failure that it has received. That failure is the cause for

@@ -25,7 +25,7 @@ use gradwire_proto::{
     pb::{self, daemon_message::Message as Reply, worker_message::Message as Request},
 };
 use gradwire_shm::{
-    control::DaemonControl,
+    control::{ControlError, DaemonControl},
     handover::{self, Frame},
     segment::Segment,
 };
@@ -40,13 +40,13 @@ use tokio::{net::UnixListener, runtime::Handle, sync::mpsc::UnboundedSender};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    greeting::{AttachError, Greeting, ReceiveError, no_descriptor, receive, refusal},
+    greeting::{AttachError, Greeting, Peer, ReceiveError, no_descriptor, receive, refusal},
     reader::Source,
     submit,
 };
 use crate::{
     config::DaemonConfig,
-    control::node::Node,
+    control::{explain, node::Node},
     metrics::{self, Rejection},
     model::{job::Phase, memory::WorkerMemory, world::World},
     workers::{
@@ -164,6 +164,17 @@ fn no_thread(error: &io::Error) -> Failure {
         .hint("raise gradwired's limits of memory and processes (ulimit -v -u)")
 }
 
+/// The failure of a worker whose control page can't be used.
+fn no_control_page(error: ControlError) -> Failure {
+    match error {
+        ControlError::Segment(error) if error.is_shortage() => {
+            let what = format!("gradwired can't use the control page of a worker: {error}");
+            Failure::new(FailureKind::Resource, what)
+        }
+        error => refusal(format!("its control page is not usable: {error}")),
+    }
+}
+
 struct Session {
     node: Arc<Node>,
     intake: UnboundedSender<Source>,
@@ -178,8 +189,13 @@ fn ending() -> Failure {
 
 impl Session {
     fn run(self, unidentified: &Unidentified, number: u64) {
-        let introduced = self.authenticate(unidentified, number);
+        let identified = self.identify(unidentified, number);
         unidentified.dismiss(number);
+        let introduced = match identified {
+            Ok(Peer::Viewer { stacks }) => return self.show(stacks),
+            Ok(Peer::Worker(worker)) => self.claim(worker),
+            Err(error) => Err(error),
+        };
         let claimed = introduced.as_ref().ok().map(|(local_rank, ..)| *local_rank);
         match introduced.and_then(|(local_rank, frame, pid)| self.attach(local_rank, frame, pid)) {
             Ok(worker) => return self.serve_attached(&worker),
@@ -190,7 +206,8 @@ impl Session {
             Err(AttachError::Refused(failure)) => {
                 metrics::rejected_connection(Rejection::WorkerRefused);
                 if let Some(left_out) = REFUSALS.admits() {
-                    tracing::warn!(%failure, left_out, "a worker was refused");
+                    // It says so itself.
+                    tracing::info!(%failure, left_out, "a worker was refused");
                 }
                 let _ = send(&self.stream, Reply::Refused(failure.into()));
             }
@@ -213,21 +230,28 @@ impl Session {
         }
     }
 
-    /// Checks who the worker is, and claims its slot. Returns its local rank, what came with its
-    /// first message, and its process.
-    fn authenticate(
-        &self,
-        unidentified: &Unidentified,
-        number: u64,
-    ) -> Result<(u32, Frame, u32), AttachError> {
-        let config = &self.node.config;
-        let worker = Greeting::receive(&self.stream, config)?;
+    /// Checks who is at the other end.
+    fn identify(&self, unidentified: &Unidentified, number: u64) -> Result<Peer, AttachError> {
+        let peer = Peer::receive(&self.stream, &self.node.config)?;
         if unidentified.dismiss(number).is_none() {
             return Err(AttachError::Broken(
                 "it was silent for too long while others connected".into(),
             ));
         }
-        let local_rank = match &config.elastic {
+        Ok(peer)
+    }
+
+    /// Tells a viewer what the ranks of this node do.
+    fn show(&self, stacks: bool) {
+        let explained = explain::to_viewer(&self.node, stacks);
+        // It may have gone.
+        let _ = send(&self.stream, Reply::Explanation(explained));
+    }
+
+    /// Claims the slot of a worker. Returns its local rank, what came with its first message, and
+    /// its process.
+    fn claim(&self, worker: Greeting) -> Result<(u32, Frame, u32), AttachError> {
+        let local_rank = match &self.node.config.elastic {
             Some(elastic) => elastic.local_rank(worker.number).ok_or(AttachError::Later)?,
             None => worker.number,
         };
@@ -275,8 +299,7 @@ impl Session {
             .map_err(|fds| refusal(format!("Attach came with {} descriptors, not 1", fds.len())))?;
         let [fd] = fd;
         let DaemonControl { submissions: reader, completions, heartbeats, activity, trace } =
-            DaemonControl::open(fd, self.node.config.max_in_flight)
-                .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
+            DaemonControl::open(fd, self.node.config.max_in_flight).map_err(no_control_page)?;
         let world = self.world().map_err(|failure| self.not_now(failure))?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let doorbell = eventfd(0, flags).map_err(no_descriptor)?;
@@ -339,8 +362,12 @@ impl Session {
     /// Serves an attached worker until it leaves or dies.
     fn serve_attached(&self, worker: &Arc<Worker>) {
         let _panics = self.node.report_panic("the thread of a worker");
+        let mut noticed;
         let end = loop {
-            match receive(&self.stream) {
+            let received = receive(&self.stream);
+            // How a process has ended is known a moment later.
+            noticed = Instant::now();
+            match received {
                 Ok(Some((Request::AddSegment(add), frame))) => {
                     match self.add(worker, &add, frame) {
                         Ok(reply) => self.node.ensure_sent(worker, worker.outbox.send(reply)),
@@ -394,6 +421,9 @@ impl Session {
                 Ok(Some((Request::Attach(_), _))) => {
                     break Some(worker.sent_nonsense("it attached a second time"));
                 }
+                Ok(Some((Request::Look(_), _))) => {
+                    break Some(worker.sent_nonsense("only a viewer may ask to look"));
+                }
                 Ok(None) => {
                     let interesting = || self.node.job.ending().is_none();
                     match self.node.process_ends.of(worker.local_rank, interesting) {
@@ -412,7 +442,7 @@ impl Session {
                 failure.kind,
                 FailureKind::Protocol | FailureKind::RankLeft | FailureKind::Resource
             );
-            self.node.worker_failed(worker, failure);
+            self.node.worker_failed_at(worker, failure, noticed);
             if is_there {
                 // The connection stays open until the worker closes it, so that this worker also
                 // receives the cause (TELL).

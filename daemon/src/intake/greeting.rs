@@ -1,4 +1,4 @@
-//! Checks the first message of a worker, which says who it is (TRUST).
+//! Checks the first message of a worker or viewer, which says who it is (TRUST).
 
 use std::{fmt::Display, io, os::unix::net::UnixStream, time::Duration};
 
@@ -74,11 +74,21 @@ pub(super) struct Greeting {
     pub(super) frame: Frame,
 }
 
-impl Greeting {
-    /// Checks the user, protocol, job and secret of the worker at the other end.
+/// The process at the other end of a connection.
+pub(super) enum Peer {
+    Worker(Greeting),
+    /// It asks what the ranks of this node do.
+    Viewer {
+        /// Whether the text has whole stacks.
+        stacks: bool,
+    },
+}
+
+impl Peer {
+    /// Checks the user, protocol, job and secret of the process at the other end.
     ///
     /// # Errors
-    /// Why it can't attach.
+    /// Why it is refused.
     pub(super) fn receive(stream: &UnixStream, config: &DaemonConfig) -> Result<Self, AttachError> {
         let peer = handover::peer(stream)?;
         let me = rustix::process::getuid().as_raw();
@@ -102,11 +112,21 @@ impl Greeting {
             Some(_) => AttachError::Later,
             None => AttachError::Broken("it sent nothing".into()),
         })?;
-        let Request::Attach(attach) = message else {
-            return Err(refusal("the first message must be Attach").into());
-        };
-        let number = check(&attach, &nonce, config)?;
-        Ok(Self { number, pid: peer.pid, frame })
+        match message {
+            Request::Attach(attach) => {
+                let number = check(&attach, &nonce, config)?;
+                Ok(Self::Worker(Greeting { number, pid: peer.pid, frame }))
+            }
+            Request::Look(pb::Look { stacks, proof }) => {
+                let job = config.identity.job.as_str();
+                let claim = Claim::View { challenge: &nonce, job };
+                if !config.identity.secret.verify(&claim, &proof) {
+                    return Err(refusal("the viewer's secret is not that of this job").into());
+                }
+                Ok(Self::Viewer { stacks })
+            }
+            _ => Err(refusal("the first message must be Attach or Look").into()),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
         Arc,
         mpsc::{Receiver, Sender, channel},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gradwire_proto::{Ending, Failure, FailureKind, JobId, Rank, Secret, Sequence, TensorId, pb};
@@ -39,7 +39,8 @@ pub(crate) enum Outgoing {
     },
     /// The registry has forgotten these ids: no later message uses them.
     Forgotten(Vec<TensorId>),
-    Failed(Failure),
+    /// A failure, and when it was noticed.
+    Failed(Failure, Instant),
     /// Ranks have left the job; `absent` if they never took part.
     Left {
         ranks: Vec<Rank>,
@@ -177,9 +178,14 @@ impl Job {
     /// Reports a failure of this node. The coordinator finds the first cause among the reports of
     /// all nodes and ends the job with it; if it does not answer, the client ends the job.
     pub(crate) fn report(&self, failure: Failure) {
+        self.report_noticed(failure, Instant::now());
+    }
+
+    /// As [`Job::report`], for a failure that was `noticed` earlier.
+    pub(crate) fn report_noticed(&self, failure: Failure, noticed: Instant) {
         // The ranks and the launcher report the failure, so the log needs it only at a verbose
         // level.
         tracing::info!(%failure, "this node has failed");
-        self.send(Outgoing::Failed(failure));
+        self.send(Outgoing::Failed(failure, noticed));
     }
 }

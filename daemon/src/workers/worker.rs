@@ -127,8 +127,8 @@ impl Worker {
         if let Some(parent) = launched.filter(|launched| *launched != self.pid) {
             let state = end.map_or_else(|| "still runs".to_owned(), |end| end.to_string());
             let what = format!(
-                "ended without leaving the job: killed or crashed; process {parent}, which was \
-                 started as this rank, {state}"
+                "ended without leaving the job: it exited early, was killed or crashed; process \
+                 {parent}, which was started as this rank, {state}"
             );
             return self.failure(FailureKind::WorkerLost, &what, memory);
         }
@@ -138,7 +138,10 @@ impl Worker {
                 "shut down before a process replaces itself (exec) or closes descriptors that are \
                  not its own",
             ),
-            None => ("ended without leaving the job: killed or crashed".to_owned(), memory),
+            None => (
+                "ended without leaving the job: it exited early, was killed or crashed".to_owned(),
+                memory,
+            ),
             Some(end) if end.is_well() => (
                 "ended with exit code 0 without leaving the job".to_owned(),
                 "shut down before the process ends: functions that end it at once, or replace it, \

@@ -8,7 +8,7 @@ use gradwire_coordinator::{
     model::{
         Command, ConnectionId, EngineConfig, Event,
         command::{Execute, World as Formed},
-        event::Announcement,
+        event::{Announcement, Noticed},
     },
 };
 use gradwire_proto::{
@@ -121,7 +121,9 @@ impl Coordinator {
             FromNode::Join(_) => return,
             FromNode::Ready(one) => Event::Ready { connection, announcements: vec![one] },
             FromNode::Done(number) => Event::Done { connection, sequences: vec![Sequence(number)] },
-            FromNode::Failed(failure) => Event::Failed { connection, failure },
+            FromNode::Failed(failure) => {
+                Event::Failed { connection, failure, noticed: Noticed::UNKNOWN }
+            }
             FromNode::Left(rank, absent) => Event::Left { connection, ranks: vec![rank], absent },
             FromNode::Forgotten(ids) => Event::Forgotten { connection, ids },
         };

@@ -389,6 +389,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
             Some((worker_message::Message::Paused(_), _)) => {}
             Some((worker_message::Message::Observed(_), _)) => panic!("nobody asked"),
             Some((worker_message::Message::Attach(_), _)) => panic!("attached twice"),
+            Some((worker_message::Message::Look(_), _)) => panic!("asked as a viewer"),
             gone @ (Some((worker_message::Message::GiveUp(_), _)) | None) => {
                 if let Some((worker_message::Message::GiveUp(give_up), _)) = gone {
                     *world.reason.lock().unwrap() = give_up.reason;
