@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-DIGITS = Path(__file__).parent.parent / "worker-lib" / "tch" / "examples" / "digits"
-DATA = DIGITS / "optdigits.csv.gz"
+DATA = Path(__file__).parent.parent / "python" / "gradwire" / "demo" / "optdigits.csv.gz"
 TEST_IMAGES = 360
 
 

@@ -15,7 +15,7 @@ import optax
 
 import gradwire.jax as gw
 
-DATA = Path(__file__).parent.parent / "worker-lib/tch/examples/digits/optdigits.csv.gz"
+DATA = Path(__file__).parent.parent / "python/gradwire/demo/optdigits.csv.gz"
 TEST_IMAGES = 360
 
 

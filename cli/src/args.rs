@@ -8,8 +8,8 @@ use gradwire_launcher::args::{ElasticOptions, JobOptions, SettingsOptions};
 use gradwire_settings::StopSignal;
 
 use crate::{
-    algorithms, doctor, explain, join, lab, progress, replay, report, role::Role, status, trace,
-    why,
+    algorithms, demo, doctor, explain, join, lab, progress, replay, report, role::Role, status,
+    trace, why,
 };
 
 /// Gradient synchronisation for distributed training.
@@ -27,11 +27,13 @@ pub enum Command {
     /// Run a program as the ranks of a job, on one or several hosts.
     #[command(after_help = "Example: gradwire run -np 4 -H node1:2,node2:2 -- python train.py")]
     Run(Box<Run>),
+    /// Train a small network on four ranks, to see that Gradwire works here.
+    #[command(after_help = "Example: gradwire demo --kill")]
+    Demo(demo::Options),
     /// Make a job of the tasks that srun or mpirun has started.
     #[command(after_help = "Example: gradwire join -- ./train, as in srun -n 8 gradwire join …")]
     Join(join::Options),
     /// Make a secret for jobs that several hosts join.
-    #[command(after_help = "Example: gradwire secret ~/.gradwire-secret")]
     #[command(after_help = "Example: gradwire secret ~/.gradwire-secret")]
     Secret {
         /// A new file, which only you can read [default: print the secret].
@@ -270,8 +272,8 @@ mod tests {
                 let (Some(long), Some(help)) = (option.get_long(), option.get_help()) else {
                     continue;
                 };
-                // These differ: a count of nodes, and names of hosts; a flag, and a file.
-                let differs = ["help", "op", "servers", "json", "steps", "nodes"];
+                // They differ: a count of nodes, and names of hosts; a flag, and a file; defaults.
+                let differs = ["help", "op", "servers", "json", "steps", "nodes", "np"];
                 if differs.contains(&long) {
                     continue;
                 }

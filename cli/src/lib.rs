@@ -29,6 +29,7 @@
 pub mod algorithms;
 pub mod args;
 pub mod cluster;
+pub mod demo;
 pub mod doctor;
 pub mod explain;
 pub mod familiar;

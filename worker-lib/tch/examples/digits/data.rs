@@ -60,7 +60,7 @@ impl Images {
 /// Reads the file and splits it into images for training and for testing.
 pub(crate) fn load(seed: u64) -> anyhow::Result<(Images, Images)> {
     let mut text = String::new();
-    GzDecoder::new(include_bytes!("optdigits.csv.gz").as_slice())
+    GzDecoder::new(include_bytes!("../../../../python/gradwire/demo/optdigits.csv.gz").as_slice())
         .read_to_string(&mut text)
         .context("optdigits.csv.gz can't be unpacked")?;
     let mut rows = parse(&text)?;
