@@ -10,6 +10,7 @@ use std::{
 };
 
 use gradwire_launcher::{
+    allocation,
     args::{ElasticOptions, JobOptions},
     error::{CommandError, print_line},
     launch::{
@@ -57,13 +58,25 @@ pub fn prepare(at: &JobOptions, flags: &[String]) -> Result<(Loaded, Vec<Host>),
             })?;
             hosts::parse_file(&name, &text).map_err(CommandError::usage)?
         }
-        (None, None) => Vec::new(),
+        (None, None) => allocated(at.np)?,
     };
     let hosts = match &at.servers {
         Some(servers) => hosts::parse_servers(servers, &hosts).map_err(CommandError::usage)?,
         None => hosts,
     };
     Ok((loaded, hosts))
+}
+
+/// The hosts that a batch system has given to this job. One host alone is this one, and then -np
+/// says how many ranks it gets.
+fn allocated(np: Option<u32>) -> Result<Vec<Host>, CommandError> {
+    let found = allocation::find(&environment())?;
+    let Some(allocation) = found.filter(|it| it.hosts.len() > 1 || np.is_none()) else {
+        return Ok(Vec::new());
+    };
+    let (list, variable) = (allocation.text(), allocation.variable);
+    print_line(format_args!("gradwire: the hosts are {list}, by {variable}"));
+    hosts::parse_list(&list).map_err(CommandError::usage)
 }
 
 /// The script that lists the hosts of an elastic job, and its first list: once that has enough

@@ -1,13 +1,14 @@
-//! How a host is reached: the program that is started for it, here or through ssh, and why it did
-//! not answer.
+//! How a host is reached: the program that is started for it, here or through ssh or srun, and why
+//! it did not answer.
 
 use std::{collections::VecDeque, io, path::Path, process::Stdio};
 
-use gradwire_settings::Settings;
+use gradwire_settings::{Settings, Starter, layers};
 use rustix::process::Pid;
 use tokio::process::{Child, Command};
 
 use crate::{
+    allocation,
     error::{CommandError, limits_hint},
     outer, processes,
 };
@@ -15,20 +16,70 @@ use crate::{
 /// The words that start `gradwire` on another host. If the user named no path, a shell there looks
 /// at the path of this program first: hosts often have the same folders, and a login without a
 /// terminal has a short PATH. Programs other than ssh may not start a shell.
-pub fn remote_words(settings: &Settings) -> Vec<String> {
-    match own_path(settings) {
+fn remote_words(settings: &Settings, by_slurm: bool) -> Vec<String> {
+    match own_path(settings, by_slurm) {
         Some(own) => {
-            let find = format!("'p={own}; test -x $p || p=gradwire; exec $p \"$@\"'");
+            let find = format!("p={own}; test -x $p || p=gradwire; exec $p \"$@\"");
+            // ssh gives all words to a shell as one text.
+            let find = if by_slurm { find } else { format!("'{find}'") };
             vec!["sh".to_owned(), "-c".to_owned(), find, "gradwire".to_owned()]
         }
         None => vec![settings.launch.remote_gradwire.clone()],
     }
 }
 
-/// The path of this program, if it is looked for on other hosts.
-fn own_path(settings: &Settings) -> Option<String> {
+/// The options of srun for a helper: one process beside the other steps of the allocation, with all
+/// processors of the host.
+const SRUN: [&str; 7] = [
+    "srun",
+    "--overlap",
+    "--nodes=1",
+    "--ntasks=1",
+    "--cpu-bind=none",
+    "--unbuffered",
+    "--kill-on-bad-exit=0",
+];
+
+/// Variables of Slurm that would contradict these options.
+const NOT_FOR_SRUN: [&str; 4] =
+    ["SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_LABELIO"];
+
+/// Whether srun starts programs on this host.
+///
+/// # Errors
+/// [`CommandError`] if the variables of a batch system can't be read.
+fn is_by_slurm(host: &str, settings: &Settings) -> Result<bool, CommandError> {
+    Ok(match settings.launch.starter {
+        Starter::Srun => true,
+        Starter::Ssh => false,
+        Starter::Auto => {
+            let variables = layers::text(std::env::vars_os());
+            allocation::find(&variables)?.is_some_and(|it| it.is_by_slurm(host))
+        }
+    })
+}
+
+/// The program that reaches another host, with its arguments, and the words that start `gradwire`
+/// there.
+///
+/// # Errors
+/// As of [`Way::new`].
+pub fn remote(host: &str, settings: &Settings) -> Result<(Vec<String>, Vec<String>), CommandError> {
     let launch = &settings.launch;
-    let is_ssh = Path::new(&launch.ssh).file_name() == Some("ssh".as_ref());
+    let by_slurm = is_by_slurm(host, settings)?;
+    let mut program: Vec<String> = if by_slurm {
+        SRUN.map(str::to_owned).to_vec()
+    } else {
+        [&launch.ssh].into_iter().chain(&launch.ssh_args).cloned().collect()
+    };
+    program.push(if by_slurm { format!("--nodelist={host}") } else { host.to_owned() });
+    Ok((program, remote_words(settings, by_slurm)))
+}
+
+/// The path of this program, if it is looked for on other hosts.
+fn own_path(settings: &Settings, by_slurm: bool) -> Option<String> {
+    let launch = &settings.launch;
+    let is_ssh = by_slurm || Path::new(&launch.ssh).file_name() == Some("ssh".as_ref());
     let own = std::env::current_exe().ok()?.into_os_string().into_string().ok()?;
     // Others would have to be quoted for two shells.
     let is_plain = own.bytes().all(|b| b.is_ascii_alphanumeric() || b"/-_.+".contains(&b));
@@ -55,7 +106,8 @@ impl Way {
     /// its standard input; the command line is the same for every job (TRUST).
     ///
     /// # Errors
-    /// [`CommandError`] if this program can't be found.
+    /// [`CommandError`] if this program can't be found, or the variables of a batch system can't be
+    /// read.
     pub fn new(
         host: &str,
         local: bool,
@@ -69,13 +121,11 @@ impl Way {
             })?;
             (vec![own.to_string_lossy().into_owned()], Vec::new())
         } else {
-            let mut program = vec![launch.ssh.clone()];
-            program.extend(launch.ssh_args.iter().cloned());
-            program.push(host.to_owned());
-            (program, remote_words(settings))
+            remote(host, settings)?
         };
         rest.extend(words.iter().map(ToString::to_string));
-        let tried = match own_path(settings) {
+        let by_slurm = program[0] == SRUN[0];
+        let tried = match own_path(settings, by_slurm) {
             Some(own) => format!("{own} and the PATH of a login"),
             None => launch.remote_gradwire.clone(),
         };
@@ -90,6 +140,11 @@ impl Way {
         let mut command = Command::new(&self.program[0]);
         for name in outer::variables(|name| std::env::var_os(name).is_some()) {
             command.env_remove(name);
+        }
+        if self.program[0] == SRUN[0] {
+            for name in NOT_FOR_SRUN {
+                command.env_remove(name);
+            }
         }
         command
             .args(&self.program[1..])

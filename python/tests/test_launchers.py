@@ -157,3 +157,27 @@ def test_a_batch_script_runs_one_process(on_slurm: Tasks) -> None:
     words = ["sbatch", "--wait", "-N2", "-n4", f"--output={output}", "--wrap"]
     done = on_slurm.start([*words, f"{sys.executable} {program}"])
     assert done.code == 0 and "RANK 0 of 1" in output.read_text(), done.text + output.read_text()
+
+
+def test_gradwire_run_uses_the_allocation(on_slurm: Tasks) -> None:
+    """Without a list of hosts, `gradwire run` takes those of Slurm, and srun starts its helpers."""
+    words = ["salloc", "--quiet", "-N2", "-n5", "--ntasks-per-node=3", LAUNCHER, "run", "--"]
+    done = on_slurm.run(words, PLACES)
+    assert done.code == 0, done.text
+    assert "the hosts are n1:3,n2:2, by SLURM_JOB_NODELIST" in done.text, done.text
+    for rank in range(5):
+        local = f"{rank % 3} of {3 if rank < 3 else 2}"
+        assert f"RANK {rank} of 5 local {local} sum 15.0" in done.text, done.text
+
+
+def test_gradwire_run_under_slurm_names_a_killed_rank(on_slurm: Tasks) -> None:
+    words = ["salloc", "--quiet", "-N2", "-n2", LAUNCHER, "run", "--"]
+    done = on_slurm.run(words, ENDS, "os.kill(os.getpid(), 9)")
+    assert done.code == 137, done.text
+    assert "rank 1 on host n2 (pid" in done.text and "SIGKILL" in done.text, done.text
+
+
+def test_gradwire_run_without_srun_says_so(on_slurm: Tasks) -> None:
+    words = [LAUNCHER, "run", "-np", "2", "-H", "n1,n2", "--set", "launch.starter=srun", "--"]
+    done = on_slurm.run(words, PLACES, PATH="/nowhere")
+    assert done.code == 1 and "srun can't be run" in done.text, done.text

@@ -28,4 +28,6 @@ pub use gradwire_keys::{
     AddressRange, Adopt, Audience, HugePages, Key, Kind, Origin, SettingsError, StopSignal, horovod,
 };
 pub use layers::{Layers, Loaded, RESERVED_VARIABLES, Row};
-pub use table::{Algorithms, KEYS, LogFormat, OnDeadlock, ProbeEnabled, Settings, Watchdog};
+pub use table::{
+    Algorithms, KEYS, LogFormat, OnDeadlock, ProbeEnabled, Settings, Starter, Watchdog,
+};

@@ -27,6 +27,17 @@ pub enum LogFormat {
     Json,
 }
 
+/// What starts programs on other hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Starter {
+    /// Slurm on the hosts of its allocation, otherwise ssh.
+    Auto,
+    /// ssh, or another program in its place.
+    Ssh,
+    /// Slurm's srun.
+    Srun,
+}
+
 /// Whether the links between nodes are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeEnabled {
@@ -70,6 +81,17 @@ impl Field for LogFormat {
         match String::read(value, unit)?.as_str() {
             "text" => Some(Self::Text),
             "json" => Some(Self::Json),
+            _ => None,
+        }
+    }
+}
+
+impl Field for Starter {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        match String::read(value, unit)?.as_str() {
+            "auto" => Some(Self::Auto),
+            "ssh" => Some(Self::Ssh),
+            "srun" => Some(Self::Srun),
             _ => None,
         }
     }
@@ -354,7 +376,11 @@ sections! {
     Launch {
         /// How long processes may take to exit when they are asked to, before they are killed.
         grace: Duration = "launch.grace_ms", Kind::Number { min: 0, max: HOUR_MS }, "3000", "ms";
-        /// The program that starts commands on other hosts.
+        /// What starts commands on other hosts. auto: srun on the hosts of an allocation of Slurm,
+        /// otherwise ssh.
+        starter: Starter =
+            "launch.starter", Kind::Choice(&["auto", "ssh", "srun"]), "auto", "";
+        /// The program that starts commands on other hosts, if that is ssh.
         ssh: String = "launch.ssh", Kind::Text, "ssh", "";
         /// Its arguments before the host's name. The default does not share connections with other
         /// SSH sessions.

@@ -22,7 +22,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use gradwire_launcher::{agent::host::ssh_address, messages::Reader, signals::Endings};
+use gradwire_launcher::{agent::host::reached_address, messages::Reader, signals::Endings};
 use gradwire_proto::Secret;
 use gradwire_services::launch::to_line;
 use tokio::{
@@ -102,7 +102,7 @@ impl Agent {
         let report = match (order, self.state.clone()) {
             (Order::Begin { .. }, _) => Report::Hello {
                 version: gradwire_proto::VERSION.to_owned(),
-                address: ssh_address(),
+                address: reached_address(),
             },
             (Order::Clock, _) => Report::Clock { unix_us: unix_us() },
             (Order::Listen { host, address, secret, wanted }, None) => {

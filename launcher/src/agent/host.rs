@@ -2,11 +2,12 @@
 //! program is one clear error and not a half-started job.
 
 use std::{
+    collections::BTreeMap,
     ffi::{OsStr, OsString},
     fs,
     hash::{BuildHasher, RandomState},
     io::{self, ErrorKind},
-    net::{IpAddr, Ipv4Addr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
@@ -145,14 +146,45 @@ pub fn free_port() -> io::Result<u16> {
     }
 }
 
-/// The address of this host by which ssh reached it: `SSH_CONNECTION` is "client port server port".
-pub fn ssh_address() -> Option<IpAddr> {
-    parse_ssh_connection(&std::env::var("SSH_CONNECTION").ok()?)
+/// This machine's address as a remote host sees it: the source address of packets to that host. No
+/// packet is sent.
+pub fn source_towards(remote: IpAddr) -> Option<IpAddr> {
+    let any: SocketAddr =
+        if remote.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 8], 0).into() };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect((remote, 9)).ok()?;
+    socket.local_addr().ok().map(|at| at.ip()).filter(|address| !address.is_unspecified())
+}
+
+/// The address by which this host was reached. ssh says it in `SSH_CONNECTION`, "client port server
+/// port"; srun says the address of its own host.
+pub fn reached_address() -> Option<IpAddr> {
+    let by_srun = || source_towards(std::env::var("SLURM_LAUNCH_NODE_IPADDR").ok()?.parse().ok()?);
+    let by_ssh = std::env::var("SSH_CONNECTION").ok();
+    by_ssh.map_or_else(by_srun, |text| parse_ssh_connection(&text))
 }
 
 fn parse_ssh_connection(text: &str) -> Option<IpAddr> {
     // A link-local IPv6 address has a zone after '%', which means nothing to other hosts.
     text.split_whitespace().nth(2)?.split('%').next()?.parse().ok()
+}
+
+/// The variable with the number of threads that PyTorch, NumPy and others use in each process.
+const THREADS: &str = "OMP_NUM_THREADS";
+
+/// The number of threads of a rank, as a variable, unless the user has set it: its share of this
+/// host's cores. Otherwise the ranks of a host together start N times as many threads as it has
+/// cores. `begin` and `start` are the environments of the job and of the rank.
+pub(super) fn threads(
+    begin: &BTreeMap<String, String>,
+    start: &BTreeMap<String, String>,
+) -> Option<(&'static str, String)> {
+    let is_set = start.contains_key(THREADS)
+        || begin.contains_key(THREADS)
+        || std::env::var_os(THREADS).is_some();
+    let ranks: usize = start.get("LOCAL_WORLD_SIZE")?.parse().ok()?;
+    let cores = std::thread::available_parallelism().ok()?.get();
+    (!is_set).then(|| (THREADS, (cores / ranks.max(1)).max(1).to_string()))
 }
 
 #[cfg(test)]
@@ -250,5 +282,22 @@ mod tests {
         assert_eq!(parse("10.0.0.9 51000 10.0.0.1 22").as_deref(), Some("10.0.0.1"));
         assert_eq!(parse("fe80::2%eth0 1 fe80::1%eth0 22").as_deref(), Some("fe80::1"));
         assert_eq!(parse("10.0.0.9 51000"), None);
+    }
+
+    #[test]
+    fn a_rank_gets_its_share_of_the_cores() {
+        let cores = std::thread::available_parallelism().unwrap().get();
+        let start =
+            |ranks: usize| BTreeMap::from([("LOCAL_WORLD_SIZE".to_owned(), ranks.to_string())]);
+        let given = BTreeMap::from([(THREADS.to_owned(), "7".to_owned())]);
+        let none = BTreeMap::new();
+        if std::env::var_os(THREADS).is_none() {
+            let shares = [(1, cores), (cores, 1), (10 * cores, 1)];
+            for (ranks, share) in shares {
+                assert_eq!(threads(&none, &start(ranks)), Some((THREADS, share.to_string())));
+            }
+        }
+        assert_eq!(threads(&given, &start(1)), None);
+        assert_eq!(threads(&none, &given), None, "without a number of ranks");
     }
 }

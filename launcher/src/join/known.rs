@@ -121,6 +121,7 @@ impl<'a> Join<'a> {
             ("LOCAL_RANK", local),
             ("LOCAL_WORLD_SIZE", slots),
             ("GROUP_RANK", node),
+            ("NODE_RANK", node),
             ("GROUP_WORLD_SIZE", nodes),
             ("MASTER_PORT", u32::from(self.master_port)),
         ];

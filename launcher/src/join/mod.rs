@@ -15,7 +15,6 @@
 //! the daemon. It ends with the daemon, and ends the daemon when no task is left (CLEAN).
 //!
 //! - [`placement`]: which rank a task is
-//! - `slurm`: Slurm's lists
 //! - `known`: what a task knows about its job
 //! - `given`: what users give: a rendezvous and a secret
 //! - `meeting`: where the tasks of a host meet
@@ -26,7 +25,6 @@ mod known;
 mod meeting;
 pub mod placement;
 mod service;
-mod slurm;
 
 use std::{
     io,

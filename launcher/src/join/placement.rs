@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use gradwire_proto::JobId;
 use sha2::{Digest, Sha256};
 
-use super::slurm;
+use crate::slurm;
 
 /// A process among the tasks of a launcher.
 #[derive(Debug, Clone, PartialEq, Eq)]

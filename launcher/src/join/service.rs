@@ -26,7 +26,12 @@ use super::{
     known::Join,
     meeting::{Answer, Meeting},
 };
-use crate::{agent::host::find_gradwired, error::CommandError, launch::places, outer};
+use crate::{
+    agent::host::{find_gradwired, source_towards},
+    error::CommandError,
+    launch::places,
+    outer,
+};
 
 /// The line after an answer.
 pub(super) const END: &str = ".";
@@ -169,7 +174,7 @@ async fn start(join: &Join<'_>) -> Result<(Child, String), CommandError> {
         Some(rendezvous) => {
             let first = rendezvous.address(limit).await?;
             set("GRADWIRE_COORDINATOR", first.to_string());
-            places::source_towards(first.ip()).ok_or_else(|| {
+            source_towards(first.ip()).ok_or_else(|| {
                 let what = format!("no network leads to {first}, where the coordinator is to be");
                 CommandError::failed(what)
             })?

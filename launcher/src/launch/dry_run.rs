@@ -6,7 +6,7 @@ use gradwire_services::launch::{HERE, Text};
 use gradwire_settings::Settings;
 
 use super::plan::{Places, Plan, count};
-use crate::reach::remote_words;
+use crate::reach::remote;
 
 /// The plan as text. Values that only a running job has are shown as `<value>`, as is the secret.
 pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
@@ -27,7 +27,6 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
         count(hosts, "host")
     ));
     let command: Vec<_> = [&plan.program].into_iter().chain(&plan.args).map(quote).collect();
-    let launch = &settings.launch;
     let unknown = IpAddr::from([0, 0, 0, 0]);
     let places = Places {
         addresses: vec![unknown; plan.nodes.len()],
@@ -57,9 +56,10 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
         let agent = if local.get(i) == Some(&true) {
             "gradwire agent".to_owned()
         } else {
-            let args = launch.ssh_args.join(" ");
-            let there = remote_words(settings).join(" ");
-            format!("{} {args} {} {there} agent", launch.ssh, node.host)
+            match remote(&node.host, settings) {
+                Ok((program, there)) => format!("{} {} agent", program.join(" "), there.join(" ")),
+                Err(error) => error.to_string(),
+            }
         };
         line(format!("\nhost {} ({agent})", node.host));
         let coordinator = (i > 0).then_some((unknown, 0).into());

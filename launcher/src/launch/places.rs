@@ -1,8 +1,10 @@
 //! Which hosts are this machine, and by which address other hosts reach a host.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
 use tokio::{net::lookup_host, task::JoinSet};
+
+use crate::agent::host::source_towards;
 
 /// The name that ssh connects to: without `user@`.
 fn bare(host: &str) -> &str {
@@ -53,16 +55,6 @@ pub async fn are_local(hosts: &[String]) -> Vec<bool> {
         local[i] = is_local;
     }
     local
-}
-
-/// This machine's address as a remote host sees it: the source address of packets to that host. No
-/// packet is sent.
-pub fn source_towards(remote: IpAddr) -> Option<IpAddr> {
-    let any: SocketAddr =
-        if remote.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 8], 0).into() };
-    let socket = UdpSocket::bind(any).ok()?;
-    socket.connect((remote, 9)).ok()?;
-    socket.local_addr().ok().map(|at| at.ip()).filter(|address| !address.is_unspecified())
 }
 
 /// The address of a host that is this machine. Other hosts (`remote` is one of them) can't use a

@@ -1,11 +1,14 @@
 //! Lists in the notation of Slurm, read without its program `scontrol`, which containers lack.
 //! Pure; see "hostlist expressions" and `SLURM_TASKS_PER_NODE` in the manual of `srun`.
 
+/// The variable with the hosts of a job.
+pub(crate) const NODES: &str = "SLURM_JOB_NODELIST";
+
 /// The most entries of a list (TRUST).
 const MAX: usize = 65_536;
 
 /// The hosts of an expression such as `a,n[01-03,7]-ib`, in order. `None`: it can't be read.
-pub(super) fn hosts(list: &str) -> Option<Vec<String>> {
+pub(crate) fn hosts(list: &str) -> Option<Vec<String>> {
     let mut all = Vec::new();
     for item in outside_brackets(list)? {
         let more = expand(item)?;
@@ -70,7 +73,7 @@ fn numbers(ranges: &str) -> Option<Vec<String>> {
 }
 
 /// The tasks of each host, from a text such as `2(x3),1`. `None`: it can't be read.
-pub(super) fn tasks(text: &str) -> Option<Vec<u32>> {
+pub(crate) fn tasks(text: &str) -> Option<Vec<u32>> {
     let mut all = Vec::new();
     for item in text.split(',') {
         let (each, hosts) = match item.split_once("(x") {
