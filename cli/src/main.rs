@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::process::ExitCode;
+use std::{process::ExitCode, thread};
 
 use clap::CommandFactory;
 use gradwire_bench::{self as bench, args::Bench};
@@ -23,7 +23,20 @@ use gradwire_launcher::{
 };
 use gradwire_services::launch::ITSELF;
 
+/// The stack of the commands, whatever the limit of the main thread is (`ulimit -s`).
+const STACK: usize = 4 << 20;
+
 fn main() -> ExitCode {
+    let thread = thread::Builder::new().name("gradwire".to_owned()).stack_size(STACK);
+    match thread.spawn(command).map(thread::JoinHandle::join) {
+        Ok(Ok(code)) => code,
+        // It has panicked, and has said why.
+        Ok(Err(_)) => ExitCode::from(101),
+        Err(error) => CommandError::system(&error).report(),
+    }
+}
+
+fn command() -> ExitCode {
     let words = familiar::translate(&Cli::command(), std::env::args_os().collect());
     let done = words.and_then(|words| dispatch(familiar::parse(words)));
     done.unwrap_or_else(|error| error.report())
@@ -32,6 +45,7 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
     match cli.command {
         Command::Run(run) => self::run(*run),
+        Command::Demo(options) => dispatch(familiar::parse(options.words()?)),
         Command::Join(options) => join::run(options),
         Command::Secret { file } => join::secret(file.as_deref()),
         Command::Bench(Measurement::Job(bench)) => self::bench(&bench),
@@ -59,8 +73,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Why(options) => {
-            let address = find::coordinator(options.address.as_deref())?;
-            block_on(why::run(&address, &options))??;
+            why::run(&options)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Report(options) => {

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use common::{GRADWIRE, Place, finish, kill, until, wait};
+use common::{GRADWIRE, Place, children, finish, kill, until, wait};
 
 /// Reads a pipe like a user who scrolls: first not at all, then a little at a time, then all.
 fn read_slowly(mut pipe: impl Read, pauses: &[u64]) -> String {
@@ -111,8 +111,7 @@ fn signals_that_were_ignored_stay_ignored() {
     until("all ranks run", || {
         Place::running(&nap).iter().filter(|line| line.starts_with(&nap)).count() == 2
     });
-    let children = format!("/proc/{0}/task/{0}/children", child.id());
-    let agent: u32 = fs::read_to_string(children).unwrap().trim().parse().unwrap();
+    let [agent] = children(child.id())[..] else { panic!("one agent") };
     kill("HUP", child.id());
     kill("HUP", agent);
     sleep(Duration::from_secs(1));

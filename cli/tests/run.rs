@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, io::Read, process::Stdio};
 
-use common::{Place, finish, kill, until, wait};
+use common::{Place, children, finish, kill, until, wait};
 
 #[test]
 fn ranks_get_their_place_and_lines_their_rank() {
@@ -106,9 +106,8 @@ fn a_launcher_that_is_killed_leaves_nothing() {
 fn a_killed_agent_leaves_nothing() {
     let place = Place::new();
     let child = napping(&place, &["-np", "2"]);
-    let children = format!("/proc/{0}/task/{0}/children", child.id());
-    let agent = fs::read_to_string(children).unwrap();
-    kill("KILL", agent.trim().parse().unwrap());
+    let [agent] = children(child.id())[..] else { panic!("one agent") };
+    kill("KILL", agent);
     let output = finish(child);
     assert_eq!(output.code, Some(1), "{output:?}");
     let expected =

@@ -15,7 +15,7 @@ const OF_USERS: [&str; 5] = [
 ];
 
 /// What a launcher tells ranks with the names of others.
-const PLACES: [&str; 15] = [
+const PLACES: [&str; 18] = [
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
     "HOROVOD_LOCAL_RANK",
@@ -28,6 +28,9 @@ const PLACES: [&str; 15] = [
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    "NODE_RANK",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
     "GROUP_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",

@@ -42,7 +42,7 @@ pub fn heed() -> io::Result<()> {
     Ok(())
 }
 
-/// Receives the signals of Ctrl-C, `kill` and a closed terminal.
+/// Receives the signals of Ctrl-C, Ctrl-\, `kill` and a closed terminal.
 #[derive(Debug)]
 pub struct Endings(Heard);
 
@@ -52,7 +52,7 @@ impl Endings {
     /// # Errors
     /// The error of the system.
     pub fn listen() -> io::Result<Self> {
-        Heard::listen([Signal::INT, Signal::TERM, Signal::HUP]).map(Self)
+        Heard::listen([Signal::INT, Signal::QUIT, Signal::TERM, Signal::HUP]).map(Self)
     }
 
     /// The next one. Cancel-safe.

@@ -37,7 +37,9 @@ fn filter(given: &str) -> Result<Targets, TelemetryError> {
     let parts = given.split(',').map(str::trim).filter(|part| !part.is_empty());
     let parts: Vec<&str> = parts.collect();
     let is_valid = |c: char| c.is_alphanumeric() || "_:-=".contains(c);
-    if let Some(part) = parts.iter().find(|part| !part.chars().all(is_valid)) {
+    let is_level = |part: &str| part.contains('=') || part.parse::<LevelFilter>().is_ok();
+    let wrong = |part: &&&str| !part.chars().all(is_valid) || !is_level(part);
+    if let Some(part) = parts.iter().find(wrong) {
         return Err(refused(format!("'{part}' is neither a level nor TARGET=LEVEL")));
     }
     let targets = parts.join(",").parse();
@@ -119,7 +121,7 @@ mod tests {
         for good in ["warn", "info,gradwire_daemon=debug", "off"] {
             assert!(filter(good).is_ok(), "{good}");
         }
-        for bad in ["warn,gradwire_daemon=loud", "warn,gradwire_daemon[step]=debug"] {
+        for bad in ["loud", "warn,gradwire_daemon=loud", "warn,gradwire_daemon[step]=debug"] {
             let error = filter(bad).unwrap_err().to_string();
             assert!(error.starts_with(&format!("log.level = {bad:?} is not")), "{error}");
         }

@@ -218,6 +218,14 @@ pub fn kill(signal: &str, pid: u32) {
     assert!(status.unwrap().success());
 }
 
+/// The processes that a process has started and that still run, by all of its threads.
+pub fn children(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let files = threads.map(|thread| thread.unwrap().path().join("children"));
+    let texts: Vec<String> = files.filter_map(|file| std::fs::read_to_string(file).ok()).collect();
+    texts.iter().flat_map(|text| text.split_whitespace()).map(|it| it.parse().unwrap()).collect()
+}
+
 /// A cell of a table as a number.
 pub fn number(cell: &str) -> f64 {
     cell.parse().unwrap_or_else(|_| panic!("'{cell}' is not a number"))

@@ -75,10 +75,10 @@ const FLUSH_UNHEARD: Duration = Duration::from_secs(1);
 const PART: usize = 64 << 10;
 
 /// The interval at which ended orphans are reaped, and stopped ranks are looked for.
-const REAP: Duration = Duration::from_secs(5);
+const REAP: Duration = Duration::from_secs(1);
 
-/// How long a rank may be stopped after the daemon has ended.
-const STOPPED: Duration = Duration::from_secs(10);
+/// How long a rank may be seen stopped after the daemon has ended: 10 s in all.
+const STOPPED: Duration = Duration::from_secs(9);
 
 /// The interval at which the daemon gets what the ranks have written.
 const PASS_ON: Duration = Duration::from_secs(1);
@@ -191,7 +191,7 @@ async fn begin<R: AsyncRead + Unpin>(
     processes::adopt_orphans()
         .map_err(|error| refused(format!("can't become a subreaper: {error}"), ""))?;
     let port = host::free_port().map_err(|error| refused(format!("no free port: {error}"), ""))?;
-    let ready = Report::Ready { address: host::ssh_address(), port };
+    let ready = Report::Ready { address: host::reached_address(), port };
     Ok((begin, programs, ready))
 }
 
@@ -445,6 +445,7 @@ impl Agent {
             .arg(program)
             .args(start.args.iter().map(Text::to_os))
             .envs(&self.begin.environment)
+            .envs(host::threads(&self.begin.environment, &start.environment))
             .envs(&start.environment)
             .current_dir(&self.programs.directory)
             .stdin(if start.role == Role::Daemon { Stdio::piped() } else { Stdio::null() })

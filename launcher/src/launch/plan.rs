@@ -309,6 +309,7 @@ impl Plan {
         let across = self.nodes.iter().filter(|n| n.ranks() > local).count();
         let before = self.nodes[..node].iter().filter(|n| n.ranks() > local).count();
         let has_ranks = |node: &&Node| node.ranks() > 0;
+        let group = self.nodes[..node].iter().filter(has_ranks).count().to_string();
         let mut all = self.worker_variables(here.agent, &here.host, rank);
         // Also with Horovod's names, for scripts that read them.
         for (name, value) in variables([
@@ -329,10 +330,14 @@ impl Plan {
             ("WORLD_SIZE", self.size().to_string()),
             ("LOCAL_RANK", local.to_string()),
             ("LOCAL_WORLD_SIZE", here.ranks().to_string()),
-            ("GROUP_RANK", self.nodes[..node].iter().filter(has_ranks).count().to_string()),
+            ("GROUP_RANK", group.clone()),
+            ("NODE_RANK", group),
             ("GROUP_WORLD_SIZE", self.nodes.iter().filter(has_ranks).count().to_string()),
             ("MASTER_ADDR", places.addresses[0].to_string()),
             ("MASTER_PORT", places.master_port.to_string()),
+            // Trainers take ranks with these for those of torchrun, which they need not start.
+            ("TORCHELASTIC_RUN_ID", self.job.to_string()),
+            ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
         ]));
         all.extend(self.record.iter().flat_map(|record| record.variables(rank)));
         all.extend(self.exported.clone());
@@ -463,6 +468,8 @@ mod tests {
             ("LOCAL_RANK", "1"),
             ("LOCAL_WORLD_SIZE", "2"),
             ("GROUP_RANK", "2"),
+            ("NODE_RANK", "2"),
+            ("TORCHELASTIC_RESTART_COUNT", "0"),
             ("GROUP_WORLD_SIZE", "3"),
             ("MASTER_ADDR", "10.0.0.1"),
             ("MASTER_PORT", "4321"),

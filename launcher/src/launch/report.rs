@@ -180,13 +180,15 @@ impl Cause {
     }
 
     /// Whether a failure that this explains says more about it. A daemon with its own exit code
-    /// stopped for the reason it reported. If a daemon was killed, the others know its role and the
-    /// tensors in progress; otherwise they only noticed that it was gone.
+    /// stopped for the reason it reported. If a daemon was killed, the others know the tensors in
+    /// progress; otherwise they only noticed that it was gone.
     fn goes_with(&self, failure: &Failure) -> bool {
         match self {
             Self::Ended { role: Role::Daemon, host, end, .. } => {
                 matches!(end, ProcessEnd::Code(_))
-                    || (failure.rank.is_none() && failure.host == *host)
+                    || (failure.rank.is_none()
+                        && failure.host == *host
+                        && !failure.tensor.is_empty())
             }
             _ => true,
         }
@@ -566,6 +568,8 @@ mod tests {
         assert!(shown[0].contains("the daemon on host 127.0.0.2 (pid 123) was killed"));
         let last = format!("gradwire: the job failed: host 127.0.0.2, tensor 'w': {what}");
         assert_eq!(shown.last(), Some(&last));
+        let idle = Failure::new(FailureKind::NodeLost, what).host("127.0.0.2").hint("look");
+        assert_eq!(lines(&idle).len(), shown.len() - 1, "the same, said twice");
         // A failure that names another host does not describe this daemon, nor does its hint.
         assert_eq!(lines(&of("127.0.0.3").hint("see its log")).len(), shown.len() - 1);
         assert_eq!(lines(&of("127.0.0.2").hint("do")).last().unwrap(), "hint: do");

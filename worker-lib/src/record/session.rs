@@ -27,12 +27,15 @@ use crate::{
 type Entry<'a> = InFlight<'a, Vec<Keep>, Vec<Output>>;
 
 /// Variables of the launcher without its prefix. Programs and PyTorch read them.
-const PLAIN: [&str; 8] = [
+const PLAIN: [&str; 11] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    "NODE_RANK",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
     "GROUP_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
