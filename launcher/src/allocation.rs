@@ -31,7 +31,8 @@ pub fn find(variables: &HashMap<String, String>) -> Result<Option<Allocation>, C
     let get = |name: &str| variables.get(name).map(|text| text.trim()).filter(|it| !it.is_empty());
     let (variable, read) = if let (Some(_), Some(list)) = (get("SLURM_JOB_ID"), get(slurm::NODES)) {
         let tasks = get("SLURM_TASKS_PER_NODE").or_else(|| get("SLURM_JOB_CPUS_PER_NODE"));
-        (slurm::NODES, of_slurm(list, tasks))
+        let all = get("SLURM_NTASKS").and_then(|text| text.parse().ok());
+        (slurm::NODES, of_slurm(list, tasks, all.unwrap_or(u32::MAX)))
     } else if let Some(path) = get("PBS_NODEFILE") {
         let text = fs::read_to_string(path).map_err(|error| {
             CommandError::usage(format!("PBS_NODEFILE={path}: {error}")).hint(INSTEAD)
@@ -65,11 +66,20 @@ impl Allocation {
     }
 }
 
-fn of_slurm(list: &str, tasks: Option<&str>) -> Option<Hosts> {
+/// Slurm says the most tasks of each host, and how many there are in all: the last hosts may have
+/// fewer.
+fn of_slurm(list: &str, tasks: Option<&str>, mut all: u32) -> Option<Hosts> {
     let names = slurm::hosts(list)?;
     let slots = slurm::tasks(tasks?)?;
-    let pairs = names.iter().zip(slots);
-    (names.len() == pairs.len()).then(|| pairs.map(|(name, slots)| (name.clone(), slots)).collect())
+    if names.len() != slots.len() {
+        return None;
+    }
+    let taken = slots.into_iter().map(|slots| {
+        let here = slots.min(all);
+        all -= here;
+        here
+    });
+    Some(names.into_iter().zip(taken).filter(|(_, slots)| *slots > 0).collect())
 }
 
 fn of_lines(text: &str) -> Option<Hosts> {
@@ -107,6 +117,9 @@ mod tests {
         let expected = Some("SLURM_JOB_NODELIST n1:2,n2:2,m:1".to_owned());
         assert_eq!(with("SLURM_TASKS_PER_NODE", "2(x2),1"), expected);
         assert_eq!(with("SLURM_JOB_CPUS_PER_NODE", "2(x2),1"), expected);
+        let fewer = Some("SLURM_JOB_NODELIST n1:2,n2:1".to_owned());
+        let tasks = [("SLURM_TASKS_PER_NODE", "2(x3)"), ("SLURM_NTASKS", "3")];
+        assert_eq!(read(&[slurm, tasks].concat()).unwrap(), fewer);
         let path = std::env::temp_dir().join(format!("gradwire-nodes-{}", std::process::id()));
         fs::write(&path, "a\nb\na\n\n").unwrap();
         let found = read(&[("PBS_NODEFILE", path.to_str().unwrap())]).unwrap();
