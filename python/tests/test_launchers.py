@@ -161,12 +161,12 @@ def test_a_batch_script_runs_one_process(on_slurm: Tasks) -> None:
 
 def test_gradwire_run_uses_the_allocation(on_slurm: Tasks) -> None:
     """Without a list of hosts, `gradwire run` takes those of Slurm, and srun starts its helpers."""
-    words = ["salloc", "--quiet", "-N2", "-n5", "--ntasks-per-node=3", LAUNCHER, "run", "--"]
+    words = ["salloc", "--quiet", "-N2", "-n5", LAUNCHER, "run", "--"]
     done = on_slurm.run(words, PLACES)
     assert done.code == 0, done.text
-    assert "the hosts are n1:3,n2:2, by SLURM_JOB_NODELIST" in done.text, done.text
+    assert "the hosts are n1:4,n2:1, by SLURM_JOB_NODELIST" in done.text, done.text
     for rank in range(5):
-        local = f"{rank % 3} of {3 if rank < 3 else 2}"
+        local = f"{rank % 4} of {4 if rank < 4 else 1}"
         assert f"RANK {rank} of 5 local {local} sum 15.0" in done.text, done.text
 
 
