@@ -1,4 +1,4 @@
-"""`gradwire demo` trains on four ranks, with PyTorch or without, and shows how a loss is reported."""
+"""`gradwire demo` trains on four ranks, with PyTorch or without it, and reports a lost rank."""
 
 from __future__ import annotations
 

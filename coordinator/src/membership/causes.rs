@@ -2,8 +2,8 @@
 //! the same time. All nodes should receive the report that is nearest to the root cause (TELL).
 //!
 //! The kinds of failures decide first. Among failures of equal kinds, the cause is the failure that
-//! was noticed first by the coordinator's clock. If the errors of the clocks are too large to decide
-//! that, the cause is the first report.
+//! was noticed first by the coordinator's clock. If the errors of the clocks are too large to
+//! decide that, the cause is the first report.
 
 use std::time::Duration;
 
