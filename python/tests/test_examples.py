@@ -104,7 +104,7 @@ def test_commands_to_survive_a_kill(tmp_path: Path) -> None:
     edit, start, look, kill, end = guide.split("```")[1].strip().splitlines()
     folder = tmp_path / "examples"
     folder.mkdir()
-    (tmp_path / "worker-lib").symlink_to(EXAMPLES.parent / "worker-lib")
+    (tmp_path / "python").symlink_to(EXAMPLES.parent / "python")
     for module in ("digits_arguments.py", "digits_data.py"):
         (folder / module).symlink_to(EXAMPLES / module)
     text = (EXAMPLES / "digits_elastic.py").read_text()
