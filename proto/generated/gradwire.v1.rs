@@ -87,6 +87,9 @@ pub struct Failure {
     /// the line of the program that submitted the operation; may be empty
     #[prost(string, tag = "8")]
     pub site: ::prost::alloc::string::String,
+    /// whether a signal has ended the process of the rank
+    #[prost(bool, tag = "9")]
+    pub killed: bool,
 }
 /// Element types. gradwire_proto::DType has their sizes and arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

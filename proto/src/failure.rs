@@ -98,6 +98,9 @@ pub struct Details {
     pub lines: Vec<String>,
     /// The line of the program that submitted the operation; may be empty.
     pub site: String,
+    /// Whether a signal has ended the process of the rank. That is no consequence of what others do.
+    #[serde(default)]
+    pub killed: bool,
 }
 
 /// The hint of a failure about which only the output of its process says more.
@@ -125,7 +128,7 @@ impl Failure {
     /// Cuts each text, and the lines in all, to a number of bytes (BOUND).
     pub fn limit(&mut self, most: usize) {
         let Self { what, host, tensor, details, .. } = self;
-        let Details { hint, lines, site } = &mut **details;
+        let Details { hint, lines, site, killed: _ } = &mut **details;
         for text in [what, hint, host, tensor, site] {
             if text.len() > most {
                 text.truncate(text.floor_char_boundary(most));
@@ -211,6 +214,13 @@ impl Failure {
         self
     }
 
+    /// A signal has ended the process of the rank.
+    #[must_use]
+    pub fn killed(mut self) -> Self {
+        self.details.killed = true;
+        self
+    }
+
     /// Adds the rank at fault.
     #[must_use]
     pub fn rank(mut self, rank: Rank) -> Self {
@@ -288,6 +298,7 @@ impl From<Failure> for pb::Failure {
             tensor: failure.tensor,
             lines: failure.details.lines,
             site: failure.details.site,
+            killed: failure.details.killed,
         }
     }
 }
@@ -302,7 +313,12 @@ impl From<pb::Failure> for Failure {
             rank: wire.rank.map(Rank),
             host: wire.host,
             tensor: wire.tensor,
-            details: Box::new(Details { hint: wire.hint, lines: wire.lines, site: wire.site }),
+            details: Box::new(Details {
+                hint: wire.hint,
+                lines: wire.lines,
+                site: wire.site,
+                killed: wire.killed,
+            }),
         }
     }
 }

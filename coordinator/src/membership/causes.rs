@@ -1,9 +1,9 @@
 //! Finds the first cause. When something fails, several nodes notice it in different ways at about
 //! the same time. All nodes should receive the report that is nearest to the root cause (TELL).
 //!
-//! The kinds of failures decide first. Among failures of equal kinds, the cause is the failure that
-//! was noticed first by the coordinator's clock. If the errors of the clocks are too large to
-//! decide that, the cause is the first report.
+//! The kinds of failures decide first: a rank that was killed before one that gave up, and both
+//! before a lost connection. Among failures of equal kinds, the cause is the failure that was
+//! noticed first by the coordinator's clock, as far as that is known.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::model::event::Noticed;
 
 /// How long to wait for a report of an earlier cause, besides the time that it is under way. A
 /// daemon needs a moment to learn how a process has ended.
-const EARLIER: Duration = Duration::from_millis(20);
+const EARLIER: Duration = Duration::from_millis(100);
 
 /// The reports that arrive within a window after the first one.
 #[derive(Debug)]
@@ -36,8 +36,10 @@ impl Causes {
     /// Adds a report.
     pub(crate) fn report(&mut self, failure: Failure, noticed: Noticed, now: Duration) {
         self.reports += 1;
-        let (new, best) = (failure.kind.rootness(), self.best.kind.rootness());
-        if new > best || new == best && noticed.is_before(&self.noticed) {
+        let (new, best) = (rootness(&failure), rootness(&self.best));
+        // A report without a time may have been noticed before any other.
+        let is_earlier = self.noticed.is_known() && noticed.is_before(&self.noticed);
+        if new > best || new == best && is_earlier {
             (self.best, self.noticed) = (failure, noticed);
             self.limit(noticed, now);
         }
@@ -61,6 +63,12 @@ impl Causes {
     pub(crate) fn reports(&self) -> usize {
         self.reports
     }
+}
+
+/// How near to the root cause a failure is. Others may give up because a rank was killed, but not
+/// the other way round.
+fn rootness(failure: &Failure) -> (u8, bool) {
+    (failure.kind.rootness(), failure.details.killed)
 }
 
 #[cfg(test)]
@@ -99,14 +107,24 @@ mod tests {
     #[test]
     fn a_cause_that_was_noticed_before_wins() {
         let kind = FailureKind::WorkerLost;
-        let mut causes = Causes::new(failure(kind, "late"), at(100, 5), MS * 200, MS * 110);
-        assert_eq!(causes.until, MS * 180, "a report may be under way for 50 ms");
-        causes.report(failure(kind, "perhaps earlier"), at(93, 4), MS * 120);
-        assert_eq!(causes.cause().what, "late", "within the errors of the clocks");
+        let mut causes = Causes::new(failure(kind, "late"), at(100, 5), MS * 300, MS * 110);
+        assert_eq!(causes.until, MS * 260, "a report may be under way for 50 ms");
+        causes.report(failure(kind, "later"), at(103, 90), MS * 120);
+        assert_eq!(causes.cause().what, "late", "the best estimates count");
         causes.report(failure(kind, "unknown"), Noticed::UNKNOWN, MS * 130);
         causes.report(failure(kind, "earlier"), at(60, 30), MS * 140);
         assert_eq!(causes.cause().what, "earlier");
-        assert_eq!(causes.until, MS * 180, "the window does not move");
+        assert_eq!(causes.until, MS * 260, "the window does not move");
+    }
+
+    /// It may notice that by a connection of its own, before the daemon of the killed rank does.
+    #[test]
+    fn a_killed_rank_explains_one_that_gives_up() {
+        let lost = |what| failure(FailureKind::WorkerLost, what);
+        let mut causes = Causes::new(lost("gave up"), at(10, 0), MS * 200, MS * 20);
+        causes.report(lost("killed").killed(), at(13, 0), MS * 30);
+        causes.report(lost("also gave up"), at(5, 0), MS * 40);
+        assert_eq!(causes.cause().what, "killed");
     }
 
     /// The time does not matter for kinds: a broken connection is noticed before its cause.

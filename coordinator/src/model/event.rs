@@ -85,14 +85,16 @@ impl Noticed {
     pub const UNKNOWN: Self =
         Self { from: Duration::ZERO, to: Duration::MAX, trip: Duration::ZERO };
 
-    /// Whether anything is known about the time. If not, nothing is certainly before it.
+    /// Whether anything is known about the time.
     pub fn is_known(&self) -> bool {
         !self.from.is_zero()
     }
 
-    /// Whether this was certainly before the other.
+    /// Whether this was before the other, by the best estimates: the middle of each range. The
+    /// true error is mostly much smaller than the largest possible one.
     pub fn is_before(&self, other: &Self) -> bool {
-        self.to < other.from
+        let middle = |it: &Self| it.from.saturating_add(it.to);
+        self.is_known() && middle(self) < middle(other)
     }
 }
 

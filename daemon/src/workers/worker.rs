@@ -153,7 +153,8 @@ impl Worker {
                 (format!("{end} without leaving the job"), hint)
             }
         };
-        self.failure(FailureKind::WorkerLost, &what, hint)
+        let failure = self.failure(FailureKind::WorkerLost, &what, hint);
+        if end.is_some_and(is_own_death) { failure.killed() } else { failure }
     }
 
     /// The worker is attached but does not respond.
@@ -179,3 +180,13 @@ impl Worker {
         self.failure(FailureKind::Protocol, &what, hint)
     }
 }
+/// Whether a process has died for a reason of its own, and was not asked to end by anybody.
+fn is_own_death(end: ProcessEnd) -> bool {
+    let asked = [Signal::INT, Signal::TERM, Signal::HUP].map(Signal::as_raw);
+    match end {
+        ProcessEnd::Signal(signal) => !asked.contains(&signal),
+        ProcessEnd::OutOfMemory => true,
+        _ => false,
+    }
+}
+
