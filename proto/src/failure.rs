@@ -98,7 +98,7 @@ pub struct Details {
     pub lines: Vec<String>,
     /// The line of the program that submitted the operation; may be empty.
     pub site: String,
-    /// Whether a signal has ended the process of the rank. That is no consequence of what others do.
+    /// Whether a signal has ended the process of the rank. What others do does not cause that.
     #[serde(default)]
     pub killed: bool,
 }

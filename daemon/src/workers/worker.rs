@@ -189,4 +189,3 @@ fn is_own_death(end: ProcessEnd) -> bool {
         _ => false,
     }
 }
-
