@@ -35,7 +35,7 @@ impl Options {
     /// The words of the command that runs the demo.
     ///
     /// # Errors
-    /// [`CommandError`] if there is no Python with the package, or no rank to kill.
+    /// [`CommandError`] if no Python has the package, or the rank to kill does not exist.
     pub fn words(&self) -> Result<Vec<OsString>, CommandError> {
         if self.kill && self.np <= KILLED {
             let what = format!("--kill kills rank {KILLED}, but there are only {} ranks", self.np);

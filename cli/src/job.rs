@@ -33,11 +33,15 @@ use crate::{
 };
 
 /// The settings and hosts of a job that is to be started. `flags` are settings that the command
-/// itself makes.
+/// itself makes. `allocated`: without a list of hosts, those of a batch system are taken.
 ///
 /// # Errors
 /// [`CommandError`] for a wrong setting, a wrong list of hosts, or a hostfile that can't be read.
-pub fn prepare(at: &JobOptions, flags: &[String]) -> Result<(Loaded, Vec<Host>), CommandError> {
+pub fn prepare(
+    at: &JobOptions,
+    flags: &[String],
+    allocated: bool,
+) -> Result<(Loaded, Vec<Host>), CommandError> {
     let timeout = at.start_timeout.map(|ms| format!("launch.start_timeout_ms={ms}"));
     let flags: Vec<_> = flags.iter().cloned().chain(timeout).collect();
     let mut loaded = load(&at.settings, &flags)?;
@@ -58,7 +62,8 @@ pub fn prepare(at: &JobOptions, flags: &[String]) -> Result<(Loaded, Vec<Host>),
             })?;
             hosts::parse_file(&name, &text).map_err(CommandError::usage)?
         }
-        (None, None) => allocated(at.np)?,
+        (None, None) if allocated => of_allocation(at.np)?,
+        (None, None) => Vec::new(),
     };
     let hosts = match &at.servers {
         Some(servers) => hosts::parse_servers(servers, &hosts).map_err(CommandError::usage)?,
@@ -69,7 +74,7 @@ pub fn prepare(at: &JobOptions, flags: &[String]) -> Result<(Loaded, Vec<Host>),
 
 /// The hosts that a batch system has given to this job. One host alone is this one, and then -np
 /// says how many ranks it gets.
-fn allocated(np: Option<u32>) -> Result<Vec<Host>, CommandError> {
+fn of_allocation(np: Option<u32>) -> Result<Vec<Host>, CommandError> {
     let found = allocation::find(&environment())?;
     let Some(allocation) = found.filter(|it| it.hosts.len() > 1 || np.is_none()) else {
         return Ok(Vec::new());

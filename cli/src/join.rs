@@ -65,7 +65,7 @@ pub fn run(options: Options) -> Result<ExitCode, CommandError> {
 /// The variables of a rank.
 struct Joined {
     variables: Vec<(String, String)>,
-    /// Those of other launchers, for programs that look for them.
+    /// The variables of other launchers, for programs that look for them.
     for_programs: Vec<(String, String)>,
 }
 

@@ -60,7 +60,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         Command::Algorithms(options) => print(&algorithms::show(&options)?),
         Command::Explain(options) => self::explain(options),
         Command::Doctor(options) => {
-            let (loaded, hosts) = prepare(&options.at, &[])?;
+            let (loaded, hosts) = prepare(&options.at, &[], true)?;
             let nodes = Plan::nodes(&hosts, options.at.np)?;
             Plan::check(&nodes, &loaded.settings)?;
             let report = block_on(doctor::check(&nodes, &loaded.settings, &environment()))??;
@@ -127,7 +127,9 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
     let timeout = run.elastic.elastic_timeout.map(|ms| format!("elastic.timeout_ms={ms}"));
     let signal = run.stop_signal.map(|signal| format!("worker.stop_signal={}", signal.name()));
     let flags: Vec<_> = timeout.into_iter().chain(signal).collect();
-    let (loaded, mut hosts) = prepare(&run.at, &flags)?;
+    // A discovery script lists all hosts.
+    let allocated = run.elastic.host_discovery_script.is_none();
+    let (loaded, mut hosts) = prepare(&run.at, &flags, allocated)?;
     let discovery = discover(&run.elastic, run.at.np, &loaded.settings)?;
     hosts.splice(0..0, discovery.iter().flat_map(|(_, found)| found.clone()));
     let elastic = Elastic::new(&run.elastic, run.at.np, &hosts, &loaded.settings)?;
@@ -167,7 +169,7 @@ fn bench(bench: &Bench) -> Result<ExitCode, CommandError> {
         return bench::rank::run(bench);
     }
     let common = bench.common();
-    let (loaded, mut hosts) = prepare(&common.at, &bench::flags(common))?;
+    let (loaded, mut hosts) = prepare(&common.at, &bench::flags(common), true)?;
     let np = bench::spread(&mut hosts, common);
     let words = bench::words(std::env::args_os().skip(1), &loaded)?;
     let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF, words, &loaded)?;

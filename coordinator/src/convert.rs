@@ -51,8 +51,6 @@ pub enum Incoming {
         failure: Failure,
         /// Nanoseconds of the coordinator's clock.
         noticed_ns: u64,
-        /// The largest error of that.
-        error_ns: u64,
     },
     /// A heartbeat, with the node's clock, which is echoed.
     Heartbeat {
@@ -136,7 +134,6 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
             return Ok(Incoming::Failed {
                 failure: failure(failed.failure.ok_or(WireError::Missing("failure"))?),
                 noticed_ns: failed.noticed_ns,
-                error_ns: failed.error_ns,
             });
         }
         Message::Leave(leave) => Event::Left {

@@ -55,7 +55,7 @@ pub(crate) enum Inbound {
     /// counted.
     Event(Event),
     /// A failure, and when the node noticed it on the coordinator's clock; 0 if it does not know.
-    Failed { connection: ConnectionId, failure: Failure, noticed_ns: u64, error_ns: u64 },
+    Failed { connection: ConnectionId, failure: Failure, noticed_ns: u64 },
     /// A heartbeat, with how many messages the node has received.
     Heartbeat { connection: ConnectionId, received: u64 },
     /// A batch of the node's trace.

@@ -282,9 +282,9 @@ impl Runtime {
                 }
                 self.step(event);
             }
-            Inbound::Failed { connection, failure, noticed_ns, error_ns } => {
+            Inbound::Failed { connection, failure, noticed_ns } => {
                 self.count(connection);
-                let noticed = self.noticed(noticed_ns, error_ns);
+                let noticed = self.noticed(noticed_ns);
                 self.step(Event::Failed { connection, failure, noticed });
             }
             Inbound::Heartbeat { connection, received } => {
@@ -331,16 +331,11 @@ impl Runtime {
     }
 
     /// When a node noticed something, by what it says about this coordinator's clock.
-    fn noticed(&self, noticed_ns: u64, error_ns: u64) -> Noticed {
+    fn noticed(&self, noticed_ns: u64) -> Noticed {
         let trips = self.nodes.values().map(|session| session.peer.newest.lock().round_trip);
-        let trip = trips.max().unwrap_or_default();
-        if noticed_ns == 0 {
-            return Noticed { trip, ..Noticed::UNKNOWN };
-        }
         let ago = Duration::from_nanos(self.clock.now_ns().saturating_sub(noticed_ns));
-        let (at, error) =
-            (self.start.elapsed().saturating_sub(ago), Duration::from_nanos(error_ns));
-        Noticed { from: at.saturating_sub(error), to: at + error, trip }
+        let at = (noticed_ns > 0).then(|| self.start.elapsed().saturating_sub(ago));
+        Noticed { at, trip: trips.max().unwrap_or_default() }
     }
 
     /// Sends every node of the world a message. Returns as [`Runtime::send`].

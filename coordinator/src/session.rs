@@ -253,8 +253,8 @@ where
             let connection = self.connection;
             let inbound = match convert::incoming(connection, wire) {
                 Ok(Incoming::Event(event)) => Inbound::Event(event),
-                Ok(Incoming::Failed { failure, noticed_ns, error_ns }) => {
-                    Inbound::Failed { connection, failure, noticed_ns, error_ns }
+                Ok(Incoming::Failed { failure, noticed_ns }) => {
+                    Inbound::Failed { connection, failure, noticed_ns }
                 }
                 Ok(Incoming::Heartbeat {
                     sent_ns,

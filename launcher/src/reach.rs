@@ -45,35 +45,30 @@ const NOT_FOR_SRUN: [&str; 4] =
     ["SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_LABELIO"];
 
 /// Whether srun starts programs on this host.
-///
-/// # Errors
-/// [`CommandError`] if the variables of a batch system can't be read.
-fn is_by_slurm(host: &str, settings: &Settings) -> Result<bool, CommandError> {
-    Ok(match settings.launch.starter {
+fn is_by_slurm(host: &str, settings: &Settings) -> bool {
+    match settings.launch.starter {
         Starter::Srun => true,
         Starter::Ssh => false,
         Starter::Auto => {
-            let variables = layers::text(std::env::vars_os());
-            allocation::find(&variables)?.is_some_and(|it| it.is_by_slurm(host))
+            // A list that can't be read is an error only for a job without a list of its own.
+            let found = allocation::find(&layers::text(std::env::vars_os()));
+            found.is_ok_and(|found| found.is_some_and(|it| it.is_by_slurm(host)))
         }
-    })
+    }
 }
 
 /// The program that reaches another host, with its arguments, and the words that start `gradwire`
 /// there.
-///
-/// # Errors
-/// As of [`Way::new`].
-pub fn remote(host: &str, settings: &Settings) -> Result<(Vec<String>, Vec<String>), CommandError> {
+pub fn remote(host: &str, settings: &Settings) -> (Vec<String>, Vec<String>) {
     let launch = &settings.launch;
-    let by_slurm = is_by_slurm(host, settings)?;
+    let by_slurm = is_by_slurm(host, settings);
     let mut program: Vec<String> = if by_slurm {
         SRUN.map(str::to_owned).to_vec()
     } else {
         [&launch.ssh].into_iter().chain(&launch.ssh_args).cloned().collect()
     };
     program.push(if by_slurm { format!("--nodelist={host}") } else { host.to_owned() });
-    Ok((program, remote_words(settings, by_slurm)))
+    (program, remote_words(settings, by_slurm))
 }
 
 /// The path of this program, if it is looked for on other hosts.
@@ -106,8 +101,7 @@ impl Way {
     /// its standard input; the command line is the same for every job (TRUST).
     ///
     /// # Errors
-    /// [`CommandError`] if this program can't be found, or the variables of a batch system can't be
-    /// read.
+    /// [`CommandError`] if this program can't be found.
     pub fn new(
         host: &str,
         local: bool,
@@ -121,7 +115,7 @@ impl Way {
             })?;
             (vec![own.to_string_lossy().into_owned()], Vec::new())
         } else {
-            remote(host, settings)?
+            remote(host, settings)
         };
         rest.extend(words.iter().map(ToString::to_string));
         let by_slurm = program[0] == SRUN[0];

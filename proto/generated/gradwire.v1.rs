@@ -1144,12 +1144,10 @@ pub struct Forgotten {
 pub struct Failed {
     #[prost(message, optional, tag = "1")]
     pub failure: ::core::option::Option<Failure>,
-    /// When the node noticed it, on the coordinator's clock as in Heartbeat, and the largest error of
-    /// that; 0 if the node does not know the coordinator's clock yet.
+    /// When the node noticed it, on the coordinator's clock as in Heartbeat; 0 if the node does not
+    /// know that clock yet.
     #[prost(uint64, tag = "2")]
     pub noticed_ns: u64,
-    #[prost(uint64, tag = "3")]
-    pub error_ns: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Heartbeat {

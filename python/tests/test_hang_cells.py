@@ -127,12 +127,17 @@ def test_a_hang_under_torchrun_is_explained(tmp_path: Path) -> None:
         says(job, tmp_path, TORCH["ddp"], r"hanging_torch.py:\d+ in hang")
 
 
-def test_a_stopped_daemon_is_named(tmp_path: Path) -> None:
+def patient() -> list[str]:
+    """A job on two nodes in which a daemon may be stopped for a while."""
     patience = {"heartbeat.timeout_ms": 60000, "recovery.return_timeout_ms": 60000}
     patience["job.timeout_ms"] = 200000
     command = words(str(HERE / "hanging.py"), "sleep", hosts=TWO)
     command[2:2] = [word for key in patience for word in ("--set", f"{key}={patience[key]}")]
-    with start(tmp_path, command) as job:
+    return command
+
+
+def test_a_stopped_daemon_is_named(tmp_path: Path) -> None:
+    with start(tmp_path, patient()) as job:
         says(job, tmp_path, SECOND)
         of_host = daemons(tmp_path).items()
         (pid,) = (pid for pid, named in of_host if named["GRADWIRE_HOST"] == "127.0.0.2")
@@ -144,11 +149,7 @@ def test_a_stopped_daemon_is_named(tmp_path: Path) -> None:
 
 
 def test_without_a_coordinator_the_daemon_answers(tmp_path: Path) -> None:
-    patience = {"heartbeat.timeout_ms": 60000, "recovery.return_timeout_ms": 60000}
-    patience["job.timeout_ms"] = 200000
-    command = words(str(HERE / "hanging.py"), "sleep", hosts=TWO)
-    command[2:2] = [word for key in patience for word in ("--set", f"{key}={patience[key]}")]
-    with start(tmp_path, command) as job:
+    with start(tmp_path, patient()) as job:
         says(job, tmp_path, SECOND)
         of_host = daemons(tmp_path).items()
         (pid,) = (pid for pid, named in of_host if named["GRADWIRE_ORDER"] == "0")

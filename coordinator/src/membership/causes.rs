@@ -37,9 +37,7 @@ impl Causes {
     pub(crate) fn report(&mut self, failure: Failure, noticed: Noticed, now: Duration) {
         self.reports += 1;
         let (new, best) = (rootness(&failure), rootness(&self.best));
-        // A report without a time may have been noticed before any other.
-        let is_earlier = self.noticed.is_known() && noticed.is_before(&self.noticed);
-        if new > best || new == best && is_earlier {
+        if new > best || new == best && noticed.is_before(&self.noticed) {
             (self.best, self.noticed) = (failure, noticed);
             self.limit(noticed, now);
         }
@@ -49,7 +47,8 @@ impl Causes {
     /// cause.
     fn limit(&mut self, noticed: Noticed, now: Duration) {
         if self.best.kind.rootness() >= FailureKind::WorkerLost.rootness() {
-            let wait = if noticed.is_known() { noticed.trip + EARLIER } else { Duration::ZERO };
+            // Without a time, nothing is known to be earlier.
+            let wait = noticed.at.map_or(Duration::ZERO, |_| noticed.trip + EARLIER);
             self.until = self.until.min(now + wait);
         }
     }
@@ -81,9 +80,8 @@ mod tests {
         Failure::new(kind, what)
     }
 
-    /// Noticed at `at`, with an error of `error`.
-    fn at(at: u32, error: u32) -> Noticed {
-        Noticed { from: MS * (at - error), to: MS * (at + error), trip: MS * 50 }
+    fn at(at: u32) -> Noticed {
+        Noticed { at: Some(MS * at), trip: MS * 50 }
     }
 
     #[test]
@@ -107,12 +105,12 @@ mod tests {
     #[test]
     fn a_cause_that_was_noticed_before_wins() {
         let kind = FailureKind::WorkerLost;
-        let mut causes = Causes::new(failure(kind, "late"), at(100, 5), MS * 300, MS * 110);
+        let mut causes = Causes::new(failure(kind, "late"), at(100), MS * 300, MS * 110);
         assert_eq!(causes.until, MS * 260, "a report may be under way for 50 ms");
-        causes.report(failure(kind, "later"), at(103, 90), MS * 120);
-        assert_eq!(causes.cause().what, "late", "the best estimates count");
+        causes.report(failure(kind, "later"), at(103), MS * 120);
+        assert_eq!(causes.cause().what, "late", "it was noticed later");
         causes.report(failure(kind, "unknown"), Noticed::UNKNOWN, MS * 130);
-        causes.report(failure(kind, "earlier"), at(60, 30), MS * 140);
+        causes.report(failure(kind, "earlier"), at(60), MS * 140);
         assert_eq!(causes.cause().what, "earlier");
         assert_eq!(causes.until, MS * 260, "the window does not move");
     }
@@ -121,9 +119,9 @@ mod tests {
     #[test]
     fn a_killed_rank_explains_one_that_gives_up() {
         let lost = |what| failure(FailureKind::WorkerLost, what);
-        let mut causes = Causes::new(lost("gave up"), at(10, 0), MS * 200, MS * 20);
-        causes.report(lost("killed").killed(), at(13, 0), MS * 30);
-        causes.report(lost("also gave up"), at(5, 0), MS * 40);
+        let mut causes = Causes::new(lost("gave up"), at(10), MS * 200, MS * 20);
+        causes.report(lost("killed").killed(), at(13), MS * 30);
+        causes.report(lost("also gave up"), at(5), MS * 40);
         assert_eq!(causes.cause().what, "killed");
     }
 
@@ -131,9 +129,9 @@ mod tests {
     #[test]
     fn kinds_matter_more_than_times() {
         let lost = failure(FailureKind::ConnectionLost, "connection");
-        let mut causes = Causes::new(lost.clone(), at(10, 0), MS * 200, MS * 20);
-        causes.report(failure(FailureKind::WorkerLost, "worker"), at(30, 0), MS * 40);
-        causes.report(lost, at(5, 0), MS * 50);
+        let mut causes = Causes::new(lost.clone(), at(10), MS * 200, MS * 20);
+        causes.report(failure(FailureKind::WorkerLost, "worker"), at(30), MS * 40);
+        causes.report(lost, at(5), MS * 50);
         assert_eq!(causes.cause().what, "worker");
     }
 }

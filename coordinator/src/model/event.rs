@@ -69,32 +69,22 @@ pub struct StuckRank {
     pub site: String,
 }
 
-/// When a failure was noticed: between these times since the start.
+/// When a failure was noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Noticed {
-    /// The earliest possible time.
-    pub from: Duration,
-    /// The latest possible time.
-    pub to: Duration,
+    /// The time since the start, by the best estimate of the clocks; `None` if it is not known.
+    pub at: Option<Duration>,
     /// How long another node's report may be under way.
     pub trip: Duration,
 }
 
 impl Noticed {
     /// At an unknown time.
-    pub const UNKNOWN: Self =
-        Self { from: Duration::ZERO, to: Duration::MAX, trip: Duration::ZERO };
+    pub const UNKNOWN: Self = Self { at: None, trip: Duration::ZERO };
 
-    /// Whether anything is known about the time.
-    pub fn is_known(&self) -> bool {
-        !self.from.is_zero()
-    }
-
-    /// Whether this was before the other, by the best estimates: the middle of each range. The
-    /// true error is mostly much smaller than the largest possible one.
+    /// Whether this was before the other, as far as both times are known.
     pub fn is_before(&self, other: &Self) -> bool {
-        let middle = |it: &Self| it.from.saturating_add(it.to);
-        self.is_known() && middle(self) < middle(other)
+        matches!((self.at, other.at), (Some(this), Some(other)) if this < other)
     }
 }
 

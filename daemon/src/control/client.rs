@@ -302,9 +302,9 @@ impl Session<'_> {
                         let until = Instant::now() + ABORT_TIMEOUT + trip.unwrap_or_default();
                         self.failure = Some((failure.clone(), until));
                     }
-                    let failed = self.liveness.noticed(noticed);
+                    let noticed_ns = self.liveness.noticed_ns(noticed);
                     let failure = Some(failure.into());
-                    rest.push(node_message::Message::Failed(pb::Failed { failure, ..failed }));
+                    rest.push(node_message::Message::Failed(pb::Failed { failure, noticed_ns }));
                 }
             }
             // An announcement after a Leave may be a consequence of it, and must come after it.

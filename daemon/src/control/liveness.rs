@@ -9,7 +9,7 @@ use std::{
 use gradwire_proto::{
     beat::{LastReceived, Limits, Silence},
     clock::{Clock, Estimate, Exchange, Measured, nanoseconds},
-    pb::{self, Heartbeat},
+    pb::Heartbeat,
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -113,11 +113,11 @@ impl Liveness {
     }
 
     /// When something was noticed, on the coordinator's clock, for the report of a failure.
-    pub(super) fn noticed(&self, at: Instant) -> pb::Failed {
-        let Some(ahead) = self.ahead() else { return pb::Failed::default() };
+    /// Nanoseconds; 0 if that clock is not known yet.
+    pub(super) fn noticed_ns(&self, at: Instant) -> u64 {
         let here_ns = self.clock.now_ns().saturating_sub(nanoseconds(at.elapsed()));
-        let noticed_ns = here_ns.saturating_add_signed(ahead.offset_ns.saturating_neg());
-        pb::Failed { failure: None, noticed_ns, error_ns: nanoseconds(ahead.error) }
+        let back = |ahead: Measured| ahead.offset_ns.saturating_neg();
+        self.ahead().map_or(0, |ahead| here_ns.saturating_add_signed(back(ahead)))
     }
 
     /// The next heartbeat for the coordinator, which echoes its last one. Without the count of

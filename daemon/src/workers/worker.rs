@@ -180,11 +180,12 @@ impl Worker {
         self.failure(FailureKind::Protocol, &what, hint)
     }
 }
-/// Whether a process has died for a reason of its own, and was not asked to end by anybody.
+/// Whether a process has died for a reason of its own. A process that aborts, or that gets SIGPIPE,
+/// may do so because another one is gone.
 fn is_own_death(end: ProcessEnd) -> bool {
-    let asked = [Signal::INT, Signal::TERM, Signal::HUP].map(Signal::as_raw);
+    let own = [Signal::KILL, Signal::SEGV, Signal::BUS, Signal::ILL, Signal::FPE];
     match end {
-        ProcessEnd::Signal(signal) => !asked.contains(&signal),
+        ProcessEnd::Signal(signal) => own.map(Signal::as_raw).contains(&signal),
         ProcessEnd::OutOfMemory => true,
         _ => false,
     }

@@ -62,7 +62,7 @@ fn probe(options: &probe::Options) -> Result<ExitCode, CommandError> {
         let ask = |metrics: &str| block_on(status::ask(&find::coordinator_by(metrics)?))?;
         return print(&probe::rank(options, &environment(), ask)?);
     }
-    let (loaded, mut hosts) = prepare(&options.at, &["probe.enabled=true".to_owned()])?;
+    let (loaded, mut hosts) = prepare(&options.at, &["probe.enabled=true".to_owned()], true)?;
     options.spread(&mut hosts)?;
     let nodes = Plan::nodes(&hosts, None)?;
     let words = options.words(&loaded.settings)?;
@@ -91,7 +91,7 @@ fn resources(options: &Resources) -> Result<ExitCode, CommandError> {
         let any = |_| Ok(());
         return run_with(common, any, |session, made| resources::run(session, options, made));
     }
-    let (loaded, mut hosts) = prepare(&common.at, &bench::flags(common))?;
+    let (loaded, mut hosts) = prepare(&common.at, &bench::flags(common), true)?;
     let np = bench::spread(&mut hosts, common);
     let words = bench::words(std::env::args_os().skip(1), &loaded)?;
     let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF, words, &loaded)?;

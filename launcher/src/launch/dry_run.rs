@@ -56,10 +56,8 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
         let agent = if local.get(i) == Some(&true) {
             "gradwire agent".to_owned()
         } else {
-            match remote(&node.host, settings) {
-                Ok((program, there)) => format!("{} {} agent", program.join(" "), there.join(" ")),
-                Err(error) => error.to_string(),
-            }
+            let (program, there) = remote(&node.host, settings);
+            format!("{} {} agent", program.join(" "), there.join(" "))
         };
         line(format!("\nhost {} ({agent})", node.host));
         let coordinator = (i > 0).then_some((unknown, 0).into());

@@ -11,7 +11,7 @@ fn bare(host: &str) -> &str {
     host.rsplit_once('@').map_or(host, |(_, name)| name)
 }
 
-/// The address that stands for a host instead of a name. That of `localhost` is known as well.
+/// The address that stands for a host instead of a name. The address of `localhost` is known too.
 pub fn literal(host: &str) -> Option<IpAddr> {
     if host.eq_ignore_ascii_case("localhost") {
         return Some(Ipv4Addr::LOCALHOST.into());

@@ -43,7 +43,7 @@ def batches(epoch: int, images: int) -> list[Array]:
 
 
 def die(epoch: int, rank: int | None) -> None:
-    """Ends this process like a crash would, if it is the one that is to die in this epoch."""
+    """Kills this process in ``LAST_EPOCH`` if its rank is the given one."""
     if rank == gradwire.rank() and epoch == LAST_EPOCH:
         os.kill(os.getpid(), signal.SIGKILL)
 
