@@ -16,7 +16,7 @@ use gradwire_settings::{
 
 use crate::{
     model::{elastic::Elastic, job::JobIdentity},
-    transport::handshake::MAX_STREAMS,
+    transport::{handshake::MAX_STREAMS, interfaces::data_address},
 };
 
 /// The configuration of a daemon, made by [`DaemonConfig::from_env`].
@@ -108,7 +108,17 @@ impl DaemonConfig {
             coordinator: env.parse("GRADWIRE_COORDINATOR", "it must be ip:port")?,
             host: env.text("GRADWIRE_HOST")?.to_owned(),
             address,
-            data_listen: settings.data.listen.unwrap_or(SocketAddr::new(address, 0)),
+            data_listen: match settings.data.listen {
+                Some(listen) => listen,
+                None => {
+                    let given = &settings.data.interface;
+                    let own = data_address(given, variables, address).map_err(|error| {
+                        let (variable, value) = ("GRADWIRE_DATA__INTERFACE", given.clone());
+                        VariableError::Invalid { variable, value, reason: error.0 }
+                    })?;
+                    SocketAddr::new(own, 0)
+                }
+            },
             slots,
             order: env.parse("GRADWIRE_ORDER", "it must be a number")?,
             elastic: elastic(env, slots)?,

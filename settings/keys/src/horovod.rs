@@ -47,6 +47,8 @@ pub enum Reading {
     Largest,
     /// One of the log levels of both.
     Level,
+    /// A text, unchanged.
+    Text,
 }
 
 /// How long the job may take to start, in seconds.
@@ -81,6 +83,7 @@ pub const VARIABLES: &[(&str, Effect)] = &[
     ),
     ("HOROVOD_LOG_LEVEL", sets("log.level", Reading::Level)),
     ("HOROVOD_LOG_HIDE_TIME", Effect::Nothing),
+    ("HOROVOD_GLOO_IFACE", sets("data.interface", Reading::Text)),
     // Not below heartbeat.timeout_ms.
     ("HOROVOD_GLOO_TIMEOUT_SECONDS", sets("job.timeout_ms", Reading::Seconds { min: 5000 })),
     (START_TIMEOUT, sets("launch.start_timeout_ms", Reading::Seconds { min: 0 })),
@@ -106,7 +109,6 @@ pub const VARIABLES: &[(&str, Effect)] = &[
     ("HOROVOD_MPI_THREADS_DISABLE", Effect::Nothing),
     ("HOROVOD_CPU_OPERATIONS", Effect::Nothing),
     ("HOROVOD_CONTROLLER", Effect::Nothing),
-    ("HOROVOD_GLOO_IFACE", Effect::Nothing),
     ("HOROVOD_CCL_CACHE", Effect::Nothing),
     ("HOROVOD_ENABLE_XLA_OPS", Effect::Nothing),
     ("HOROVOD_ELASTIC", Effect::Nothing),
@@ -192,6 +194,7 @@ impl Reading {
                     || LEVELS.iter().map(|(theirs, _)| *theirs).collect::<Vec<_>>().join(", ");
                 level.ok_or_else(|| format!("expected one of {}", all()))?.1.to_owned()
             }
+            Self::Text => given.to_owned(),
         }))
     }
 }

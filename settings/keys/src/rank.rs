@@ -216,6 +216,10 @@ sections! {
         /// pool, and also needs Linux 5.16.
         huge_pages: HugePages =
             "worker.huge_pages", Kind::Choice(&["never", "advise", "require"]), "advise", "";
+        /// Binds each rank to its share of the cores of its host (core), or to the NUMA node of
+        /// this share (numa). none: the system chooses a core at any time.
+        bind_to: String =
+            "worker.bind_to", Kind::Choice(&["none", "core", "numa"]), "none", "", User;
         /// The signal that makes should_stop() true, besides SIGTERM. The launcher passes it on to
         /// all ranks, which note it from init() on.
         stop_signal: StopSignal =
