@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use gradwire_bench::args::Bench;
 use gradwire_launcher::args::{ElasticOptions, JobOptions, SettingsOptions};
 use gradwire_settings::StopSignal;
@@ -33,6 +34,12 @@ pub enum Command {
     /// Make a job of the tasks that srun or mpirun has started.
     #[command(after_help = "Example: gradwire join -- ./train, as in srun -n 8 gradwire join …")]
     Join(join::Options),
+    /// Print the completions of a shell.
+    #[command(after_help = "Example: gradwire completions bash >> ~/.bash_completion")]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
     /// Make a secret for jobs that several hosts join.
     #[command(after_help = "Example: gradwire secret ~/.gradwire-secret")]
     Secret {
@@ -172,7 +179,8 @@ pub struct Run {
     /// Set a variable for the ranks.
     ///
     /// They get the variables of the launcher in any case. Can be repeated.
-    #[arg(short = 'x', long = "variable", value_name = "NAME=VALUE", value_parser = variable)]
+    #[arg(short = 'x', long = "variable", visible_alias = "env", value_name = "NAME=VALUE",
+        value_parser = variable)]
     pub variables: Vec<(String, Option<String>)>,
     /// Signal that makes should_stop() true [default: SIGTERM].
     ///
@@ -181,9 +189,26 @@ pub struct Run {
     /// The launcher passes it on to all ranks, which can write a checkpoint.
     #[arg(long, value_name = "SIGNAL", value_parser = stop_signal)]
     pub stop_signal: Option<StopSignal>,
+    /// Folder in which ranks run, on all hosts [default: this one].
+    #[arg(long, value_name = "DIR")]
+    pub wdir: Option<PathBuf>,
+    /// Bind each rank to its share of a host's cores, or to one NUMA node.
+    ///
+    /// none: the system chooses a core at any time.
+    #[arg(long, value_name = "WHAT", value_parser = ["none", "core", "numa"])]
+    pub bind_to: Option<String>,
+    /// Begin each line of output with the time (UTC).
+    #[arg(long)]
+    pub timestamp_output: bool,
+    /// The program is a module of Python: run it with python3 -m.
+    #[arg(short = 'm', long)]
+    pub module: bool,
     /// Show what would be started, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
+    /// Show what this build has, and which frameworks python3 finds.
+    #[arg(long)]
+    pub check_build: bool,
     /// What is recorded.
     #[command(flatten)]
     pub record: replay::RecordOptions,
@@ -191,7 +216,11 @@ pub struct Run {
     #[command(flatten)]
     pub elastic: ElasticOptions,
     /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(
+        required_unless_present = "check_build",
+        trailing_var_arg = true,
+        value_name = "PROGRAM"
+    )]
     pub command: Vec<OsString>,
 }
 

@@ -344,7 +344,14 @@ mod tests {
             ("run -np=4 -hostfile h train", "run --np 4 --hostfile h train"),
             ("run -n 2 -host a:1,b:1 train", "run -n 2 --hosts a:1,b:1 train"),
             ("run --n 2 -- -np x", "run --np 2 -- -np x"),
-            ("run --nproc_per_node=4 --nnodes 1 --standalone --use_env train", "run --np 4 train"),
+            (
+                "run --nproc_per_node=4 --nnodes 1 --standalone --use_env train",
+                "run --nproc-per-node 4 train",
+            ),
+            ("run -N 2 -p 22 -i key train", "run -N 2 --ssh-port 22 --ssh-identity-file key train"),
+            ("run --wd /a --nics eth0 t", "run --wdir /a --set data.interface=eth0 t"),
+            ("run --prefix-timestamp -m train -m", "run --timestamp-output -m train -m"),
+            ("run -cb", "run --check-build"),
             ("run --log-level WARNING train", "run --set log.level=warn train"),
             (
                 "run --fusion-threshold-mb 32 train",
@@ -356,7 +363,7 @@ mod tests {
             ),
             ("run -x PATH -x A=1 -genv B 2 train x", "run -x PATH -x A=1 --variable B=2 train x"),
             ("run -env A 1 -- train", "run --variable A=1 -- train"),
-            ("run --bind-to none --oversubscribe -q train", "run train"),
+            ("run --bind-to none --oversubscribe -q train", "run --bind-to none train"),
             ("run --set a.b=-np -v train", "run --set a.b=-np -v train"),
             (
                 "run --min-np 1 --blacklist-cooldown-range 1 9 -np 2 train -np 7",
@@ -377,8 +384,7 @@ mod tests {
     fn a_refused_option_names_what_to_do() {
         for (line, expected) in [
             ("run --nnodes 2 train", "--nnodes is an option of torchrun hint: gradwire run is"),
-            ("run --bind-to core train", "--bind-to is an option of mpirun hint: ranks are not"),
-            ("run -m train", "name the interpreter"),
+            ("run --cpu-set 1 train", "--cpu-set is an option of mpirun hint: --bind-to core or"),
             ("run --mca a b train", "does not use MPI"),
             ("run --cycle-time-ms 1 train", "works without cycles"),
             ("run --log-level loud train", "--log-level loud: "),

@@ -51,6 +51,10 @@ pub fn prepare(
         loaded = load(&at.settings, &flags)?;
     }
     log(&loaded.settings)?;
+    let ssh_args = &mut loaded.settings.launch.ssh_args;
+    ssh_args.extend(at.ssh_port.into_iter().flat_map(|port| ["-p".to_owned(), port.to_string()]));
+    let key = at.ssh_identity_file.iter().map(|file| file.display().to_string());
+    ssh_args.extend(key.flat_map(|file| ["-i".to_owned(), file]));
     let hosts = match (&at.hosts, &at.hostfile) {
         (Some(list), _) => hosts::parse_list(list).map_err(CommandError::usage)?,
         (None, Some(path)) => {
@@ -64,6 +68,10 @@ pub fn prepare(
         }
         (None, None) if allocated => of_allocation(at.np)?,
         (None, None) => Vec::new(),
+    };
+    let hosts = match at.nproc_per_node {
+        Some(ranks) => hosts::with_slots(hosts, ranks).map_err(CommandError::usage)?,
+        None => hosts,
     };
     let hosts = match &at.servers {
         Some(servers) => hosts::parse_servers(servers, &hosts).map_err(CommandError::usage)?,
@@ -125,12 +133,15 @@ pub fn discover(
     })?
 }
 
+/// What to do without a working directory.
+const GONE: &str = "it may have been removed: cd to a folder that exists";
+
 /// The time between two runs of a discovery script that lists too few slots.
 const LIST_AGAIN: Duration = Duration::from_secs(1);
 
-/// What the launcher of a job writes besides the output of its ranks.
+/// What the launcher of a job writes, and how it shows the output of the ranks.
 #[derive(Debug, Default)]
-pub struct Files {
+pub struct Output {
     /// The folder for the output of each rank.
     pub output_dir: Option<PathBuf>,
     /// The folder for the file from which Prometheus learns where metrics are.
@@ -139,11 +150,14 @@ pub struct Files {
     pub trace: Option<PathBuf>,
     /// Whether the line of progress is shown on the terminal.
     pub progress: bool,
+    /// Whether lines begin with the time.
+    pub with_time: bool,
+    /// Whether only the output of the ranks is shown, without a prefix.
+    pub bare: bool,
 }
 
 /// Runs a job from its start to its end, and returns its exit code. `discovery` is the script that
-/// lists its hosts, if there is one. `bare`: only the output of the ranks is shown, without a
-/// prefix.
+/// lists its hosts, if there is one. The ranks run in the folder `wdir`, or in this one.
 ///
 /// # Errors
 /// [`CommandError`] if the job can't be started.
@@ -151,28 +165,32 @@ pub fn start(
     plan: Plan,
     loaded: &Loaded,
     at: &JobOptions,
-    files: Files,
+    output: Output,
     discovery: Option<(Script, Vec<Host>)>,
-    bare: bool,
+    wdir: Option<PathBuf>,
 ) -> Result<ExitCode, CommandError> {
     let (serving, served) = watch::channel(None);
+    let directory = std::env::current_dir().map_err(|error| {
+        CommandError::failed(format!("no working directory: {error}")).hint(GONE)
+    })?;
     let (line, lines) = watch::channel(String::new());
     let options = Options {
-        output_dir: files.output_dir,
-        metrics_sd: files.metrics_sd,
+        output_dir: output.output_dir,
+        metrics_sd: output.metrics_sd,
         serving: Some(serving),
-        progress: files.progress.then_some(lines),
+        progress: output.progress.then_some(lines),
         discovery,
         verbose: at.verbose,
-        bare,
+        bare: output.bare,
+        with_time: output.with_time,
         environment: outer::outside(environment()),
-        directory: std::env::current_dir()
-            .map_err(|error| CommandError::failed(format!("no working directory: {error}")))?,
+        directory: directory.join(wdir.unwrap_or_default()),
     };
     let report = block_on(async {
-        let followed = files.progress.then(|| tokio::spawn(progress::follow(served.clone(), line)));
+        let followed =
+            output.progress.then(|| tokio::spawn(progress::follow(served.clone(), line)));
         let traced = async {
-            if let Some(path) = files.trace.as_deref() {
+            if let Some(path) = output.trace.as_deref() {
                 trace_epochs(served, path, followed.is_some()).await;
             }
         };

@@ -16,7 +16,7 @@ use gradwire_settings::Settings;
 
 use crate::process::{block_on, environment, load, print};
 
-/// Make a job of the tasks of srun or mpirun.
+/// Make a job of the tasks of srun or mpirun, or of the pods of Kubernetes.
 #[derive(Debug, Args)]
 pub struct Options {
     /// The process id of the task, for a library.
@@ -45,7 +45,7 @@ pub fn run(options: Options) -> Result<ExitCode, CommandError> {
     let Options { pid, session, command } = options;
     if let Some(pid) = pid {
         let (text, code) = match joined(pid, session) {
-            Ok(Joined { variables, .. }) => (lines(&variables), ExitCode::SUCCESS),
+            Ok(variables) => (lines(&variables), ExitCode::SUCCESS),
             Err(CommandError { what, hint, code }) if hint.is_empty() => (what, code.into()),
             Err(CommandError { what, hint, code }) => (format!("{what}; {hint}"), code.into()),
         };
@@ -55,25 +55,26 @@ pub fn run(options: Options) -> Result<ExitCode, CommandError> {
     let mut words = command.into_iter();
     // The variables contain the secret, which must not get into the output of a job.
     let program = words.next().ok_or_else(|| CommandError::usage("no program is given"))?;
-    let Joined { variables, for_programs } = joined(std::process::id(), session)?;
-    let error = Command::new(&program).args(words).envs(variables).envs(for_programs).exec();
+    let (settings, environment) = (settings()?, environment());
+    let join = Join::new(&settings, &environment, std::process::id(), session)?;
+    if join.starts_ranks() {
+        let arguments: Vec<_> = words.collect();
+        return block_on(join.run_ranks(&program, &arguments))?;
+    }
+    let variables = block_on(join.join())??;
+    let mut command = Command::new(&program);
+    // Also the variables of other launchers, for programs that look for them.
+    let error = command.args(words).envs(variables).envs(join.for_programs()).exec();
     let mut failed = CommandError::failed(format!("can't run {}: {error}", program.display()));
     failed.code = if error.kind() == ErrorKind::NotFound { 127 } else { 126 };
     Err(failed)
 }
 
-/// The variables of a rank.
-struct Joined {
-    variables: Vec<(String, String)>,
-    /// The variables of other launchers, for programs that look for them.
-    for_programs: Vec<(String, String)>,
-}
-
-fn joined(pid: u32, session: u32) -> Result<Joined, CommandError> {
+/// The variables of a rank, for its library.
+fn joined(pid: u32, session: u32) -> Result<Vec<(String, String)>, CommandError> {
     let (settings, environment) = (settings()?, environment());
     let join = Join::new(&settings, &environment, pid, session)?;
-    let variables = block_on(join.join())??;
-    Ok(Joined { variables, for_programs: join.for_programs() })
+    block_on(join.join())?
 }
 
 fn lines(variables: &[(String, String)]) -> String {

@@ -9,6 +9,7 @@
 //! - [`explain`]: `gradwire explain`
 //! - [`find`]: finds the jobs of this host
 //! - [`doctor`]: `gradwire doctor`
+//! - [`check_build`]: `gradwire run --check-build`
 //! - [`join`]: `gradwire join` and `gradwire secret`
 //! - [`lab`]: commands that `gradwire-lab` runs
 //! - [`replay`]: `gradwire run --record` and `gradwire replay`
@@ -28,6 +29,7 @@
 
 pub mod algorithms;
 pub mod args;
+pub mod check_build;
 pub mod cluster;
 pub mod demo;
 pub mod doctor;

@@ -2,15 +2,15 @@
 
 #![forbid(unsafe_code)]
 
-use std::{process::ExitCode, thread};
+use std::{ffi::OsString, process::ExitCode, thread};
 
 use clap::CommandFactory;
 use gradwire_bench::{self as bench, args::Bench};
 use gradwire_cli::{
     algorithms,
     args::{Cli, Command, Config, Measurement, Run},
-    cluster, doctor, explain, familiar, find,
-    job::{Files, discover, prepare, start},
+    check_build, cluster, doctor, explain, familiar, find,
+    job::{Output, discover, prepare, start},
     join,
     lab::become_lab,
     process::{block_on, environment, load, print},
@@ -18,7 +18,7 @@ use gradwire_cli::{
 };
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
-    error::CommandError,
+    error::{CommandError, print_line},
     launch::{dry_run, elastic::Elastic, job::events::Request, places, plan::Plan, requests},
 };
 use gradwire_services::launch::ITSELF;
@@ -47,6 +47,11 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         Command::Run(run) => self::run(*run),
         Command::Demo(options) => dispatch(familiar::parse(options.words()?)),
         Command::Join(options) => join::run(options),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "gradwire", &mut text);
+            print(&String::from_utf8_lossy(&text))
+        }
         Command::Secret { file } => join::secret(file.as_deref()),
         Command::Bench(Measurement::Job(bench)) => self::bench(&bench),
         Command::Config(Config::Show { settings, all, explain, json }) => {
@@ -124,9 +129,13 @@ fn explain(options: explain::Options) -> Result<ExitCode, CommandError> {
 }
 
 fn run(run: Run) -> Result<ExitCode, CommandError> {
+    if run.check_build {
+        return print(&check_build::describe());
+    }
     let timeout = run.elastic.elastic_timeout.map(|ms| format!("elastic.timeout_ms={ms}"));
     let signal = run.stop_signal.map(|signal| format!("worker.stop_signal={}", signal.name()));
-    let flags: Vec<_> = timeout.into_iter().chain(signal).collect();
+    let binding = run.bind_to.map(|what| format!("worker.bind_to={what}"));
+    let flags: Vec<_> = timeout.into_iter().chain(signal).chain(binding).collect();
     // A discovery script lists all hosts.
     let allocated = run.elastic.host_discovery_script.is_none();
     let (loaded, mut hosts) = prepare(&run.at, &flags, allocated)?;
@@ -137,10 +146,16 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
         Some((elastic, first)) => Plan::nodes(&elastic.hosts, Some(*first))?,
         None => Plan::nodes(&hosts, run.at.np)?,
     };
-    let mut words = run.command.into_iter();
+    let module = ["python3", "-m"].into_iter().filter(|_| run.module).map(OsString::from);
+    let mut words = module.chain(run.command);
     let program = words.next().filter(|program| program != ITSELF);
     let program = program.ok_or_else(|| CommandError::usage("the program's name is empty"))?;
     let mut plan = Plan::new(nodes, program, words, &loaded)?;
+    for (name, value) in &run.variables {
+        if value.is_none() && std::env::var_os(name).is_none() {
+            print_line(format_args!("gradwire: -x {name}: it is not set here, so ranks lack it"));
+        }
+    }
     let variables = run.variables.into_iter();
     plan.record = run.record.plan(plan.size(), elastic.is_some())?;
     plan.elastic = elastic.map(|(elastic, _)| elastic);
@@ -156,10 +171,17 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
         })?;
         return print(&dry_run::describe(&plan, &loaded.settings, &local));
     }
-    let Run { output_dir, metrics_sd, trace, progress, .. } = run;
+    let Run { output_dir, metrics_sd, trace, progress, wdir, .. } = run;
     trace.as_deref().map_or(Ok(()), trace::check)?;
-    let files = Files { output_dir, metrics_sd, trace, progress: progress.applies() };
-    start(plan, &loaded, &run.at, files, discovery, false)
+    let output = Output {
+        output_dir,
+        metrics_sd,
+        trace,
+        progress: progress.applies(),
+        with_time: run.timestamp_output,
+        bare: false,
+    };
+    start(plan, &loaded, &run.at, output, discovery, wdir)
 }
 
 /// A rank measures. Any other process starts ranks, which measure.
@@ -174,5 +196,6 @@ fn bench(bench: &Bench) -> Result<ExitCode, CommandError> {
     let words = bench::words(std::env::args_os().skip(1), &loaded)?;
     let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF, words, &loaded)?;
     bench.check_size(plan.size())?;
-    start(plan, &loaded, &common.at, Files::default(), None, true)
+    let output = Output { bare: true, ..Output::default() };
+    start(plan, &loaded, &common.at, output, None, None)
 }

@@ -268,6 +268,7 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
     for node in &status.nodes {
         let first = u64::from(node.first_rank);
         let ranks = match u64::from(node.slots).checked_sub(1) {
+            Some(0) => format!("rank {first}"),
             Some(others) => format!("ranks {first}-{}", first + others),
             None => "server".to_owned(),
         };
@@ -303,7 +304,7 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
             // The lines of the hosts have its ranks.
             0 if joined.is_empty() => {}
             0 => line(format!("all ranks{joined}")),
-            id => line(format!("process set {id}: ranks {}{joined}", list(&set.ranks))),
+            id => line(format!("process set {id}: {}{joined}", ranks(&set.ranks))),
         }
     }
     let more = status.process_set_count.saturating_sub(status.process_sets.len() as u64);
@@ -325,7 +326,7 @@ pub fn show(status: &StatusResponse, shares: &Shares) -> String {
     for tensor in &status.pending {
         let missing = match tensor.missing_ranks.as_slice() {
             [] => "no rank".to_owned(),
-            missing => format!("ranks {}", list(missing)),
+            missing => ranks(missing),
         };
         let seconds = Duration::from_millis(tensor.waiting_ms).as_secs_f64();
         let set = match tensor.process_set {
@@ -361,6 +362,10 @@ fn does(report: &NodeReport) -> String {
     let parts: Vec<String> =
         steps.into_iter().chain(exposed).chain([now]).chain(stalled).chain([memory]).collect();
     parts.join(", ")
+}
+
+fn ranks(all: &[u32]) -> String {
+    format!("{} {}", if all.len() == 1 { "rank" } else { "ranks" }, list(all))
 }
 
 fn list(ranks: &[u32]) -> String {

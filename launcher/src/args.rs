@@ -4,6 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
+use crate::machine::Machine;
+
 /// The most ranks or slots in an option: a limit against typing errors, not of the protocol.
 pub const MAX_RANKS: u32 = 1 << 20;
 
@@ -29,6 +31,11 @@ pub struct JobOptions {
     #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N",
           value_parser = parse_ranks)]
     pub np: Option<u32>,
+    /// Ranks of each host [default: its slots].
+    ///
+    /// auto: as many as this machine has GPUs, or else cores.
+    #[arg(short = 'N', long, value_name = "N", value_parser = parse_per_host)]
+    pub nproc_per_node: Option<u32>,
     /// Hosts and slots [default: this machine].
     ///
     /// Hosts are filled in order. A host without slots takes one rank.
@@ -46,6 +53,13 @@ pub struct JobOptions {
     /// Like hosts with `role=server` in a hostfile.
     #[arg(long, value_name = "HOST,…")]
     pub servers: Option<String>,
+    /// Port of ssh on other hosts.
+    #[arg(long, value_name = "PORT",
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub ssh_port: Option<u16>,
+    /// Key for ssh.
+    #[arg(long, value_name = "FILE")]
+    pub ssh_identity_file: Option<PathBuf>,
     /// Time limit for the start of all ranks.
     ///
     /// By default the setting launch.start_timeout_ms.
@@ -133,12 +147,23 @@ impl ElasticOptions {
     }
 }
 
+/// A number of ranks of each host.
+fn parse_per_host(text: &str) -> Result<u32, String> {
+    match text {
+        "auto" => Ok(Machine::here().ranks()),
+        _ => {
+            let number = text.parse().ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks));
+            number.ok_or_else(|| format!("expected a number from 1 to {MAX_RANKS}, or auto"))
+        }
+    }
+}
+
 /// A number of ranks.
 fn parse_ranks(text: &str) -> Result<u32, String> {
     let expected = format!("expected the number of ranks, from 1 to {MAX_RANKS}");
     match text {
         // Values of torchrun.
-        "auto" | "cpu" | "gpu" => Err(format!("{expected}; devices are not counted")),
+        "auto" | "cpu" | "gpu" => Err(format!("{expected}; -N auto counts devices")),
         _ => text.parse().ok().filter(|np| (1..=MAX_RANKS).contains(np)).ok_or(expected),
     }
 }

@@ -15,6 +15,7 @@
 //! - [`processes`]: the descendants of this process, and the end of them all
 //! - [`outer`]: the variables of a job around this one
 //! - `slurm`: Slurm's lists
+//! - `machine`: the GPUs and cores of this machine
 //! - [`allocation`]: the hosts that a batch system has given to this job
 //! - [`reach`]: how a host is reached, and why it can't be
 //! - [`messages`]: reads the messages of the other side
@@ -30,6 +31,7 @@ pub mod args;
 pub mod error;
 pub mod join;
 pub mod launch;
+mod machine;
 pub mod messages;
 pub mod nearby;
 pub mod outer;

@@ -34,30 +34,29 @@ const RESTARTS: &str = "with --min-np N the job continues after a loss and repla
                         otherwise start gradwire run again in a loop";
 const PLACES: &str =
     "-H HOST:RANKS,… says how many ranks each host gets; hosts are filled in order";
-const BINDING: &str = "ranks are not bound to cores; start the program with taskset or numactl";
+const BINDING: &str =
+    "--bind-to core or numa binds ranks; for other choices, start the program with numactl";
 const COST: &str = "a cost model chooses; --set tuning.enabled=true corrects it by measured times";
-const SSH: &str = "write it into ~/.ssh/config, or add it to the setting launch.ssh_args";
-const TIMES: &str = "lines of ranks begin with the rank, and never with a time";
 const FILES: &str = "--output-dir DIR writes the output of each rank to files, and shows it too";
 const NO_MPI: &str = "Gradwire does not use MPI; `gradwire config show` lists the settings";
-const INTERFACE: &str = "hosts use the addresses of -H: name a host by its address on that network";
 const EVENTS: &str = "`gradwire trace` and --trace record what torchrun writes there, and more";
 
 const HOROVODRUN: &[Row] = &[
     (&["num-proc"], 1, Is("--np")),
-    (
-        &["cb", "check-build"],
-        0,
-        Refused("one build serves all frameworks; `gradwire doctor` checks hosts"),
-    ),
+    (&["cb"], 0, Flag("--check-build")),
     (&["disable-cache"], 0, Always),
-    (&["network-interfaces", "network-interface", "nics", "nic"], 1, Refused(INTERFACE)),
+    (
+        &["network-interfaces", "network-interface", "nics", "nic"],
+        1,
+        Variable("HOROVOD_GLOO_IFACE", 1),
+    ),
     (
         &["config-file"],
         1,
         Refused("--config FILE reads settings of Gradwire in TOML, and docs/horovod.md maps them"),
     ),
-    (&["p", "ssh-port", "i", "ssh-identity-file"], 1, Refused(SSH)),
+    (&["p"], 1, Is("--ssh-port")),
+    (&["i"], 1, Is("--ssh-identity-file")),
     (&["fusion-threshold-mb"], 1, Variable("HOROVOD_FUSION_THRESHOLD", 1 << 20)),
     (
         &["cycle-time-ms"],
@@ -109,11 +108,11 @@ const HOROVODRUN: &[Row] = &[
         0,
         Refused("lines of the logs always have their time"),
     ),
-    (&["prefix-timestamp", "prefix-output-with-timestamp"], 0, Refused(TIMES)),
+    (&["prefix-timestamp", "prefix-output-with-timestamp"], 0, Flag("--timestamp-output")),
 ];
 
 const TORCHRUN: &[Row] = &[
-    (&["nproc-per-node"], 1, Is("--np")),
+    (&["nproc-per-node"], 1, Is("--nproc-per-node")),
     (&["nnodes"], 1, AlwaysWith("1", ONCE)),
     (&["standalone", "no-python", "use-env"], 0, Always),
     (&["node-rank", "group-rank"], 1, Refused(ONCE)),
@@ -134,7 +133,6 @@ const TORCHRUN: &[Row] = &[
     (&["monitor-interval"], 1, Always),
     (&["start-method"], 1, Refused("ranks are programs, which are started and not forked")),
     (&["role"], 1, Refused("all ranks have the same role; RANK says which one a process is")),
-    (&["m", "module"], 0, Refused("name the interpreter: gradwire run … -- python -m MODULE")),
     (&["run-path"], 0, Refused("name the interpreter: gradwire run … -- python SCRIPT")),
     (&["log-dir"], 1, Is("--output-dir")),
     (&["r", "redirects", "t", "tee"], 1, Refused(FILES)),
@@ -152,11 +150,11 @@ const MPIRUN: &[Row] = &[
     (&["np", "n", "c"], 1, Is("--np")),
     (&["host", "hosts"], 1, Is("--hosts")),
     (&["hostfile", "machinefile", "default-hostfile", "f"], 1, Is("--hostfile")),
-    (&["N", "npernode", "ppn", "perhost", "ppr"], 1, Refused(PLACES)),
-    (&["pernode"], 0, Refused(PLACES)),
+    (&["npernode", "ppn", "perhost"], 1, Is("--nproc-per-node")),
+    (&["ppr"], 1, Refused(PLACES)),
+    (&["pernode"], 0, Refused("-N 1 is one rank of each host")),
     (&["map-by"], 1, AlwaysWith("slot", PLACES)),
     (&["rank-by"], 1, AlwaysWith("slot", PLACES)),
-    (&["bind-to"], 1, AlwaysWith("none", BINDING)),
     (&["report-bindings", "bind-to-core", "bind-to-socket"], 0, Refused(BINDING)),
     (&["cpu-set", "cpu-list"], 1, Refused(BINDING)),
     (&["oversubscribe", "nooversubscribe", "allow-run-as-root"], 0, Always),
@@ -166,13 +164,9 @@ const MPIRUN: &[Row] = &[
     (&["genvlist", "envlist"], 1, Always),
     (&["mca", "gmca", "prtemca", "pmixmca"], 2, Refused(NO_MPI)),
     (&["am", "tune", "launcher", "bootstrap", "iface"], 1, Refused(NO_MPI)),
-    (
-        &["wdir", "wd", "path"],
-        1,
-        Refused("ranks run in the folder in which gradwire run is started: cd there first"),
-    ),
+    (&["path"], 1, Refused("programs are looked for in PATH; set it with -x PATH=…")),
+    (&["wd"], 1, Is("--wdir")),
     (&["tag-output", "prepend-rank", "l", "q", "quiet"], 0, Always),
-    (&["timestamp-output"], 0, Refused(TIMES)),
     (&["timeout"], 1, Refused("start the job with timeout: timeout SECONDS gradwire run …")),
     (&["do-not-launch"], 0, Flag("--dry-run")),
     (

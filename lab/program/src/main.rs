@@ -10,7 +10,7 @@ use gradwire_cli::{
     explain,
     familiar::{parse, translate},
     find,
-    job::{Files, prepare, start},
+    job::{Output, prepare, start},
     process::{block_on, environment, load, log, print},
     status,
 };
@@ -73,7 +73,7 @@ fn probe(options: &probe::Options) -> Result<ExitCode, CommandError> {
         probe::check(path)?;
     }
     let plan = Plan::new(nodes, ITSELF, words, &loaded)?;
-    start(plan, &loaded, &options.at, Files::default(), None, true)
+    start(plan, &loaded, &options.at, Output { bare: true, ..Output::default() }, None, None)
 }
 
 fn explain(options: &Explain) -> Result<ExitCode, CommandError> {
@@ -95,5 +95,5 @@ fn resources(options: &Resources) -> Result<ExitCode, CommandError> {
     let np = bench::spread(&mut hosts, common);
     let words = bench::words(std::env::args_os().skip(1), &loaded)?;
     let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF, words, &loaded)?;
-    start(plan, &loaded, &common.at, Files::default(), None, true)
+    start(plan, &loaded, &common.at, Output { bare: true, ..Output::default() }, None, None)
 }

@@ -17,6 +17,7 @@ use rustix::{
     process::{Signal, getppid, set_parent_process_death_signal},
 };
 
+use super::binding;
 use crate::error::CommandError;
 
 /// Becomes `program`, which gets `signal` when the process `parent` dies. Returns only on an error.
@@ -33,6 +34,9 @@ pub fn exec_child(
     let now = getppid().map(|pid| pid.as_raw_nonzero().get());
     if now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent) {
         return CommandError::failed("the agent ended while starting this process");
+    }
+    if let Err(error) = binding::bind() {
+        return CommandError::failed(format!("can't bind this process to cores: {error}"));
     }
     let mut command = Command::new(program);
     if let Ok(pipe) = fstat(std::io::stderr()) {

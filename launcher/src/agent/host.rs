@@ -175,7 +175,7 @@ const THREADS: &str = "OMP_NUM_THREADS";
 /// The number of threads of a rank, as a variable, unless the user has set it: its share of this
 /// host's cores. Otherwise the ranks of a host together start N times as many threads as it has
 /// cores. `begin` and `start` are the environments of the job and of the rank.
-pub(super) fn threads(
+pub(crate) fn threads(
     begin: &BTreeMap<String, String>,
     start: &BTreeMap<String, String>,
 ) -> Option<(&'static str, String)> {

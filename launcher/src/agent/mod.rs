@@ -7,11 +7,13 @@
 //! - [`output`], [`split`]: the output of processes becomes lines
 //! - [`last_lines`]: what a rank has written last
 //! - [`exec`]: the last step before a program runs
+//! - `binding`: the processors of a rank
 //! - [`host`]: does this host have what the job needs
 //! - [`recording`]: saves the flight recording of a daemon that was killed
 //! - [`memory`]: victims of the out-of-memory killer
 //! - [`signals`]: signals for the ranks
 
+mod binding;
 pub mod exec;
 pub mod host;
 pub mod last_lines;

@@ -14,11 +14,12 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use gradwire_proto::Rank;
 use gradwire_services::launch::{LineEnd, Stream};
+use humantime::format_rfc3339_millis;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
@@ -53,6 +54,8 @@ struct Layout {
     shared: bool,
     /// Whether the standard output of ranks gets no prefix.
     bare: bool,
+    /// If lines begin with the time.
+    clock: Option<fn() -> SystemTime>,
 }
 
 impl Layout {
@@ -68,7 +71,13 @@ impl Layout {
         if self.shared {
             parts.extend(self.close());
         }
-        let mut bytes = match &line.source {
+        let mut bytes = match self.clock {
+            Some(clock) if !goes_on && line.source != Source::Report => {
+                format!("{} ", format_rfc3339_millis(clock())).into_bytes()
+            }
+            _ => Vec::new(),
+        };
+        bytes.extend(match &line.source {
             _ if goes_on => Vec::new(),
             Source::Report => Vec::new(),
             Source::Rank(_) if self.bare && line.stream == Stream::Stdout => Vec::new(),
@@ -78,7 +87,7 @@ impl Layout {
             }
             Source::Service(name) => format!("[{name}] ").into_bytes(),
             Source::Launcher => b"gradwire: ".to_vec(),
-        };
+        });
         self.add_text(line, &mut bytes);
         bytes.extend_from_slice(line.end.as_bytes());
         parts.push((line.stream, bytes));
@@ -172,11 +181,11 @@ impl Console {
     ///
     /// # Errors
     /// If the thread can't be started.
-    pub fn start(files: Option<Files>, bare: bool) -> io::Result<Self> {
+    pub fn start(files: Option<Files>, bare: bool, with_time: bool) -> io::Result<Self> {
         let (lines, queue) = mpsc::channel(QUEUE);
         let (tell, ended) = oneshot::channel();
         let meter = Arc::<Meter>::default();
-        let writer = Writer::new(files, bare, meter.clone());
+        let writer = Writer::new(files, bare, with_time, meter.clone());
         thread::Builder::new().name("gradwire-output".to_owned()).spawn(move || {
             let result = writer.run(queue);
             // The launcher may have ended already.
@@ -199,10 +208,11 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(files: Option<Files>, bare: bool, meter: Arc<Meter>) -> Self {
+    fn new(files: Option<Files>, bare: bool, with_time: bool, meter: Arc<Meter>) -> Self {
         let shared = io::stdout().is_terminal() && io::stderr().is_terminal();
+        let clock = with_time.then_some(SystemTime::now as fn() -> SystemTime);
         Self {
-            layout: Layout { shared, bare, ..Layout::default() },
+            layout: Layout { shared, bare, clock, ..Layout::default() },
             stdout: BufWriter::new(io::stdout()),
             stderr: BufWriter::new(io::stderr()),
             last: Stream::Stdout,
@@ -354,6 +364,24 @@ mod tests {
         let lines = [line(0, Stdout, "table", Newline), line(1, Stderr, "error", Newline)];
         let shown: Vec<_> = lines.iter().flat_map(|line| layout.lay(line)).collect();
         assert_eq!(shown, [(Stdout, b"table\n".to_vec()), (Stderr, b"[1] error\n".to_vec())]);
+    }
+
+    #[test]
+    fn each_line_may_begin_with_the_time() {
+        use {LineEnd::*, Stream::*};
+        let clock = || SystemTime::UNIX_EPOCH + Duration::from_millis(1_500);
+        let mut layout = Layout { clock: Some(clock), ..Layout::default() };
+        let lines = [
+            line(0, Stdout, "a", Open),
+            line(0, Stdout, "b", Newline),
+            Line::note("ready"),
+            Line::report("rank 1 failed"),
+        ];
+        let parts = lines.iter().flat_map(|line| layout.lay(line));
+        let shown: Vec<u8> = parts.flat_map(|(_, bytes)| bytes).collect();
+        let time = "1970-01-01T00:00:01.500Z";
+        let expected = format!("{time} [0] ab\n{time} gradwire: ready\nrank 1 failed\n");
+        assert_eq!(String::from_utf8(shown).unwrap(), expected);
     }
 
     #[test]

@@ -73,6 +73,8 @@ enum Mistake {
          coordinator; list a host with ranks before it"
     )]
     ServerFirst(String),
+    #[error("host {} has {} slots, which is less than {ranks}", .host.name, .host.slots)]
+    TooFew { host: Host, ranks: u32 },
     #[error("no hosts are given")]
     None,
 }
@@ -89,6 +91,25 @@ impl Mistake {
 /// [`HostsError`] with the entry that is wrong.
 pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
     collect("-H", entries("-H", text).map(|(place, entry)| (place, entry_of(entry))))
+}
+
+/// Gives each host `ranks` slots (`-N`); this machine without hosts. A host that was written with
+/// one slot, or with none, may have been meant to have as many as it takes.
+///
+/// # Errors
+/// [`HostsError`] for a host with fewer slots.
+pub fn with_slots(mut hosts: Vec<Host>, ranks: u32) -> Result<Vec<Host>, HostsError> {
+    if hosts.is_empty() {
+        let (name, rack) = ("localhost".to_owned(), String::new());
+        return Ok(vec![Host { name, slots: ranks, rack, line_mbit: None }]);
+    }
+    for host in hosts.iter_mut().filter(|host| host.slots > 0) {
+        if (2..ranks).contains(&host.slots) {
+            return Err(Mistake::TooFew { host: host.clone(), ranks }.at("-N"));
+        }
+        host.slots = ranks;
+    }
+    Ok(hosts)
 }
 
 /// Parses `--servers`: `host,…`, hosts without ranks. They come after `hosts`, or this machine.
@@ -369,6 +390,22 @@ mod tests {
             let error = parse_file("h", text).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn every_host_gets_as_many_ranks() {
+        let shown = |list: &str, ranks| {
+            let hosts = if list.is_empty() { Vec::new() } else { parse_list(list).unwrap() };
+            let hosts = parse_servers("s", &hosts).unwrap();
+            let hosts = with_slots(hosts, ranks).map_err(|error| error.to_string())?;
+            let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
+            Ok::<_, String>(hosts.join(","))
+        };
+        assert_eq!(shown("a,b:1,c:4", 4), Ok("a:4,b:4,c:4,s:0".to_owned()));
+        assert_eq!(shown("a:8", 2), Ok("a:2,s:0".to_owned()));
+        let error = "-N: host a has 2 slots, which is less than 4".to_owned();
+        assert_eq!(shown("a:2", 4), Err(error));
+        assert_eq!(with_slots(Vec::new(), 3).unwrap()[0].to_string(), "localhost:3");
     }
 
     #[test]

@@ -111,7 +111,8 @@ pub async fn run(
     let mut passed = Passed::listen().map_err(|error| CommandError::system(&error))?;
     let born = Instant::now();
     let Console { lines: console, ended: mut written, mut reading } =
-        Console::start(files, options.bare).map_err(|error| CommandError::system(&error))?;
+        Console::start(files, options.bare, options.with_time)
+            .map_err(|error| CommandError::system(&error))?;
     let (events, mut happened) = mpsc::channel(EVENTS);
     let hushed = Arc::new(AtomicBool::new(false));
     let shared = Shared {

@@ -23,6 +23,8 @@ pub struct Options {
     pub verbose: bool,
     /// The standard output of ranks gets no prefix, because only one of them writes.
     pub bare: bool,
+    /// Lines begin with the time.
+    pub with_time: bool,
     /// The launcher's environment.
     pub environment: HashMap<String, String>,
     /// The launcher's working directory.
