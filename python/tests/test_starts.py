@@ -262,7 +262,7 @@ def test_horovods_variables_that_tune(ranks: int | None, job: Job) -> None:
 TASKS = [
     ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "8"}, "gradwire run -np 8 --"),
     ({"FLUX_JOB_SIZE": "4"}, "gradwire run -np 4 -H"),
-    ({"JOB_COMPLETION_INDEX": "0"}, "torchrun --nnodes PODS"),
+    ({"JOB_COMPLETION_INDEX": "0"}, "let each run: gradwire join -- PROGRAM"),
     ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, "torchrun or gradwire run"),
 ]
 
@@ -272,7 +272,7 @@ def test_a_task_of_several_is_no_job(variables: dict[str, str], command: str, jo
     done = job(PLACES, ranks=None, **variables)
     assert done.returncode == 1 and "RANK 0 of 1" not in done.stdout, done.stdout
     assert "NotLaunched" in done.stdout and command in done.stdout, done.stdout
-    assert "-- python " in done.stdout or "FIRST_POD " in done.stdout, done.stdout
+    assert "-- python " in done.stdout or "-- PROGRAM" in done.stdout, done.stdout
     done = job(PLACES, ranks=None, GRADWIRE_ALONE="1", **variables)
     assert done.returncode == 0 and "RANK 0 of 1" in done.stdout, done.stdout
 

@@ -102,7 +102,7 @@ struct Numbered {
 enum Advice {
     /// `gradwire run` over ssh, instead of the starter.
     Launcher,
-    /// torchrun in each pod.
+    /// `gradwire join` in each pod.
     Pods,
 }
 
@@ -120,7 +120,8 @@ const NUMBERED: &[Numbered] = &[
     numbered("pbsdsh", "PBS_NODENUM", Some(0), Advice::Launcher),
     numbered("pbsdsh", "PBS_VNODENUM", Some(0), Advice::Launcher),
     numbered("pbsdsh", PBS_TASK, Some(1), Advice::Launcher),
-    numbered("an indexed job of Kubernetes", "JOB_COMPLETION_INDEX", None, Advice::Pods),
+    numbered("Kubernetes", "JOB_COMPLETION_INDEX", None, Advice::Pods),
+    numbered("the Trainer of Kubeflow", "PET_NODE_RANK", None, Advice::Pods),
 ];
 
 const PBS_TASK: &str = "PBS_TASKNUM";
@@ -184,12 +185,13 @@ pub fn refusal(variables: &HashMap<String, String>, program: &Program) -> Option
         };
         number.is_some_and(inside)
     })?;
-    let advice = match (row.advice, &program.torchrun) {
-        (Advice::Pods, Some(words)) => format!(
-            "start torchrun in each pod: torchrun --nnodes PODS --node-rank $JOB_COMPLETION_INDEX \
-             --nproc-per-node RANKS --master-addr FIRST_POD {words}"
+    let words = program.words();
+    let advice = match row.advice {
+        Advice::Pods => format!(
+            "let each pod run: gradwire join -- {words}, with PET_NNODES, the number of pods, and \
+             PET_MASTER_ADDR, the name of the first one"
         ),
-        _ => format!("start it once: gradwire run -H HOST:RANKS,… -- {}", program.words()),
+        Advice::Launcher => format!("start it once: gradwire run -H HOST:RANKS,… -- {words}"),
     };
     refuse(
         row.variable,
@@ -333,10 +335,13 @@ mod tests {
             ("PBS_JOBID=7 PBS_NODENUM=0 PBS_TASKNUM=3", "PBS_TASKNUM", run("-H HOST:RANKS,…")),
             (
                 "JOB_COMPLETION_INDEX=0",
-                "an indexed job of Kubernetes may have",
-                "--node-rank $JOB_COMPLETION_INDEX --nproc-per-node RANKS --master-addr FIRST_POD \
-                 train.py"
-                    .to_owned(),
+                "Kubernetes may have",
+                "let each pod run: gradwire join -- python train.py, with PET_NNODES".to_owned(),
+            ),
+            (
+                "PET_NODE_RANK=1 PET_NNODES=2",
+                "PET_NODE_RANK=1: the Trainer of Kubeflow may have",
+                "gradwire join -- python train.py".to_owned(),
             ),
             ("LOCAL_RANK=1 WORLD_SIZE=2", "RANK, LOCAL_WORLD_SIZE,", run("-np RANKS")),
             ("RANK=1 WORLD_SIZE=1", "RANK=1: torchrun also sets", run("-np RANKS")),

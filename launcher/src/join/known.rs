@@ -19,6 +19,14 @@ pub const UNKNOWN_LAUNCHER: u8 = 3;
 /// The launchers of MPI without a name for the job: the tasks of a host have one such ancestor.
 const ANCESTORS: [&str; 4] = ["hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "mpiexec.hydra"];
 
+const SECRET_OF_HOSTS: &str = "once, in a folder that all hosts share: gradwire secret \
+                               ~/.gradwire-secret; and in the script that starts the job: export \
+                               GRADWIRE_SECRET_FILE=~/.gradwire-secret";
+
+const SECRET_OF_PODS: &str = "once: kubectl create secret generic gradwire \
+                              --from-literal=secret=$(gradwire secret); mount it in all pods, and \
+                              set GRADWIRE_SECRET_FILE to its path there";
+
 /// What the tasks of this host know.
 #[derive(Debug)]
 pub struct Join<'a> {
@@ -38,7 +46,8 @@ pub struct Join<'a> {
 }
 
 impl<'a> Join<'a> {
-    /// Finds out which rank the task with process id `pid` is. `session` is the number of jobs that
+    /// Finds out which rank the task with process id `pid` is. That of a pod is this process itself
+    /// ([`Self::starts_ranks`]). `session` is the number of jobs that
     /// it has been in.
     ///
     /// # Errors
@@ -56,12 +65,20 @@ impl<'a> Join<'a> {
             CommandError::usage(error).hint(hint)
         })?;
         let Some(placement) = found else {
-            let what = "no variables of srun or mpirun say which rank this process is";
+            let what = "no variables of srun, mpirun or Kubernetes say which rank this process is";
             let hint = "start the job with gradwire run, or under srun or mpirun";
             let error = CommandError::usage(what).hint(hint);
             return Err(CommandError { code: UNKNOWN_LAUNCHER, ..error });
         };
+        if placement.is_pod && pid != std::process::id() {
+            let what = "a process in a pod can't make itself a rank: what starts the ranks of a \
+                        pod must outlive them";
+            let hint = "let the pod run: gradwire join -- PROGRAM; or torchrun";
+            return Err(CommandError::usage(what).hint(hint));
+        }
         let (given, secret) = (given::rendezvous(environment)?, given::secret(environment)?);
+        let named = || placement.master.clone().map(|(host, port)| Rendezvous { host, port });
+        let given = given.or_else(named);
         let meeting = match (&placement.key, &given) {
             (Some(_), _) => String::new(),
             // Several hosts have nothing else in common.
@@ -87,9 +104,7 @@ impl<'a> Join<'a> {
                  belong to one job",
                 placement.size, placement.nodes
             );
-            let hint = "once, in a folder that all hosts share: gradwire secret \
-                        ~/.gradwire-secret; and in the script that starts the job: export \
-                        GRADWIRE_SECRET_FILE=~/.gradwire-secret";
+            let hint = if placement.is_pod { SECRET_OF_PODS } else { SECRET_OF_HOSTS };
             return Err(CommandError::usage(what).hint(hint));
         }
         Ok(Self {
@@ -105,9 +120,31 @@ impl<'a> Join<'a> {
         })
     }
 
+    /// Whether this process is to start the ranks of its host ([`Self::run_ranks`]).
+    pub fn starts_ranks(&self) -> bool {
+        self.placement.is_pod
+    }
+
+    /// The variables with which this rank attaches: its numbers, and the `job` as lines.
+    pub(super) fn attaching(&self, job: &str, place: &Placement) -> Vec<(String, String)> {
+        let pairs = job.lines().filter_map(|line| line.split_once('='));
+        let own = [
+            ("GRADWIRE_LOCAL_RANK", place.local),
+            ("GRADWIRE_RANK", place.rank),
+            ("GRADWIRE_SIZE", place.size),
+            ("GRADWIRE_LOCAL_SIZE", place.slots),
+        ];
+        let own = own.map(|(name, number)| (name.to_owned(), number.to_string()));
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).chain(own).collect()
+    }
+
     /// What other programs look for: the variables of Horovod's launcher and of torchrun.
     pub fn for_programs(&self) -> Vec<(String, String)> {
-        let Placement { rank, size, local, slots, node, nodes, .. } = self.placement;
+        self.for_programs_at(&self.placement)
+    }
+
+    pub(super) fn for_programs_at(&self, place: &Placement) -> Vec<(String, String)> {
+        let Placement { rank, size, local, slots, node, nodes, .. } = *place;
         let master = self.rendezvous.as_ref().map_or("127.0.0.1", |at| &at.host);
         let numbers = [
             ("HOROVOD_RANK", rank),

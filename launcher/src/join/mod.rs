@@ -14,19 +14,27 @@
 //! The service outlives the task that has started it, since other ranks of the host may still need
 //! the daemon. It ends with the daemon, and ends the daemon when no task is left (CLEAN).
 //!
+//! A pod of Kubernetes is one task for the whole host. There, `gradwire join` starts the daemon and
+//! the ranks itself, and stays: the pod ends with its first process.
+//!
 //! - [`placement`]: which rank a task is
+//! - `kubernetes`: the same for a pod
 //! - `known`: what a task knows about its job
 //! - `given`: what users give: a rendezvous and a secret
 //! - `meeting`: where the tasks of a host meet
 //! - `service`: the daemon of a host
+//! - `ranks`: the ranks of a pod
 
 mod given;
 mod known;
+mod kubernetes;
 mod meeting;
 pub mod placement;
+mod ranks;
 mod service;
 
 use std::{
+    ffi::{OsStr, OsString},
     io,
     process::{ExitCode, Stdio},
     time::Duration,
@@ -72,15 +80,7 @@ impl Join<'_> {
             let (what, hint) = text.split_once('\n').unwrap_or((&text, ""));
             CommandError::failed(what).hint(hint)
         })?;
-        let pairs = text.lines().filter_map(|line| line.split_once('='));
-        let own = [
-            ("GRADWIRE_LOCAL_RANK", self.placement.local),
-            ("GRADWIRE_RANK", self.placement.rank),
-            ("GRADWIRE_SIZE", self.placement.size),
-            ("GRADWIRE_LOCAL_SIZE", self.placement.slots),
-        ];
-        let own = own.map(|(name, number)| (name.to_owned(), number.to_string()));
-        Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).chain(own).collect())
+        Ok(self.attaching(&text, &self.placement))
     }
 
     /// Starts the service of this host in a process of its own, which lives on.
@@ -121,6 +121,19 @@ impl Join<'_> {
             Some(variables) => Ok(variables.to_owned()),
             None => Err(text.strip_prefix('-').unwrap_or(&text).trim_end().to_owned()),
         })
+    }
+
+    /// Joins the job with the ranks of this pod, each of which runs this program, and waits for
+    /// them. Returns the exit code of the first one that failed, or 0.
+    ///
+    /// # Errors
+    /// [`CommandError`] if the job does not form in time, or the program can't be run.
+    pub async fn run_ranks(
+        &self,
+        program: &OsStr,
+        arguments: &[OsString],
+    ) -> Result<ExitCode, CommandError> {
+        ranks::run(self, program, arguments).await
     }
 
     /// Serves the tasks of this host, until none is left or the job has ended.

@@ -1,5 +1,6 @@
 //! The place of a process among the tasks that another launcher has started: `srun`, or `mpirun` of
-//! Open MPI, MPICH or Intel MPI. The environment is an argument, so that reading it is pure.
+//! Open MPI, MPICH or Intel MPI, or Kubernetes. The environment is an argument, so that reading it
+//! is pure.
 //!
 //! Gradwire numbers the ranks host by host. A launcher that deals its tasks out in turn
 //! (`--distribution=cyclic`, `--map-by node`) is refused: its numbers would not be ours.
@@ -9,6 +10,7 @@ use std::collections::HashMap;
 use gradwire_proto::JobId;
 use sha2::{Digest, Sha256};
 
+use super::kubernetes;
 use crate::slurm;
 
 /// A process among the tasks of a launcher.
@@ -32,6 +34,10 @@ pub struct Placement {
     pub nodes: u32,
     /// The hosts, if the launcher names them.
     pub hosts: Vec<String>,
+    /// The host of rank 0 and a free port there, if the launcher names both.
+    pub master: Option<(String, u16)>,
+    /// Whether the process is to start the ranks of its host, of which `rank` is the first.
+    pub is_pod: bool,
 }
 
 /// Why the variables don't say which rank this process is: an incomplete set, or two that disagree.
@@ -71,15 +77,16 @@ const MPI: [Numbers; 2] = [
     },
 ];
 
-struct Variables<'a>(&'a HashMap<String, String>);
+/// The variables of a process; an empty one is not set.
+pub(super) struct Variables<'a>(&'a HashMap<String, String>);
 
 impl<'a> Variables<'a> {
-    fn get(&self, name: &str) -> Option<&'a str> {
+    pub(super) fn get(&self, name: &str) -> Option<&'a str> {
         self.0.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
     }
 
     /// The first of these that is set.
-    fn first(&self, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
+    pub(super) fn first(&self, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
         names.iter().find_map(|name| Some((*name, self.get(name)?)))
     }
 
@@ -106,7 +113,7 @@ pub fn find(variables: &HashMap<String, String>) -> Result<Option<Placement>, Pl
     }
     match given.get("SLURM_PROCID") {
         Some(_) => of_slurm(&given).map(Some),
-        None => Ok(None),
+        None => kubernetes::of_pod(&given),
     }
 }
 
@@ -141,6 +148,8 @@ fn of_numbers(names: &Numbers, given: &Variables<'_>) -> Result<Placement, Place
         node: (rank - local) / slots,
         nodes: size / slots,
         hosts: Vec::new(),
+        master: None,
+        is_pod: false,
     })
 }
 
@@ -198,6 +207,8 @@ fn of_slurm(given: &Variables<'_>) -> Result<Placement, PlacementError> {
         node,
         nodes: slots.len() as u32,
         hosts,
+        master: None,
+        is_pod: false,
     })
 }
 
@@ -206,6 +217,12 @@ fn of_slurm(given: &Variables<'_>) -> Result<Placement, PlacementError> {
 const PORTS: (u16, u16) = (20_000, 10_000);
 
 impl Placement {
+    /// The place of the rank with number `local` on the same host.
+    #[must_use]
+    pub fn beside(&self, local: u32) -> Self {
+        Self { rank: self.rank - self.local + local, local, ..self.clone() }
+    }
+
     /// The id of the `session`th job that these tasks form, and the port at which its coordinator
     /// listens by default. `meeting` replaces a key that the launcher does not give.
     pub fn job(&self, meeting: &str, session: u32) -> (JobId, u16) {

@@ -119,7 +119,7 @@ impl Tasks {
 
 /// No task is left. The daemon ends by itself when its last rank has left or is lost; otherwise,
 /// within this time, it is asked to.
-async fn end(daemon: &mut Child, grace: Duration) {
+pub(super) async fn end(daemon: &mut Child, grace: Duration) {
     if timeout(grace, daemon.wait()).await.is_ok() {
         return;
     }
@@ -131,8 +131,8 @@ async fn end(daemon: &mut Child, grace: Duration) {
     }
 }
 
-/// Starts the daemon of this host. Returns the variables with which a rank attaches.
-async fn start(join: &Join<'_>) -> Result<(Child, String), CommandError> {
+/// Starts the daemon of this host. Returns the variables with which a rank attaches, as lines.
+pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandError> {
     let limit = join.settings.start.timeout;
     let deadline = Instant::now() + limit;
     let placement = &join.placement;

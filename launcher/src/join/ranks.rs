@@ -1,0 +1,201 @@
+//! The ranks of a pod. The first process of a pod starts them and the daemon, and must stay: when
+//! it ends, the system kills all others, and a daemon that is killed can't tell other hosts why.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::{OsStr, OsString},
+    process::{ExitCode, Stdio},
+    time::Duration,
+};
+
+use gradwire_proto::SEE_OUTPUT;
+use gradwire_services::launch::ProcessEnd;
+use rustix::process::Signal;
+use tokio::{
+    process::{Child, Command},
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
+
+use super::{known::Join, service};
+use crate::{
+    agent::host::threads,
+    error::{CommandError, limits_hint, print_line},
+    processes::{self, Which},
+    signals::{Endings, Passed, passed},
+};
+
+/// How long the other ranks may report an error before they are asked to end.
+const REPORTING: Duration = Duration::from_secs(5);
+
+/// The interval at which ended orphans are reaped.
+const REAP: Duration = Duration::from_secs(1);
+
+/// Runs the ranks of this pod until all have ended, and the daemon as long as it is needed.
+pub(super) async fn run(
+    join: &Join<'_>,
+    program: &OsStr,
+    arguments: &[OsString],
+) -> Result<ExitCode, CommandError> {
+    let system = |error: std::io::Error| CommandError::system(&error);
+    // Before anything is started, so that no signal and no process is missed.
+    let mut endings = Endings::listen().map_err(system)?;
+    let signals = Passed::listen().map_err(system)?;
+    processes::adopt_orphans().map_err(system)?;
+    let program = which::which(program).map_err(|error| {
+        let failed = CommandError::failed(format!("can't run {}: {error}", program.display()));
+        CommandError { code: 127, ..failed }
+    })?;
+    let (mut daemon, job) = tokio::select! {
+        started = service::start(join) => started?,
+        signal = endings.next() => {
+            processes::kill_all(&BTreeSet::new(), Which::All).await;
+            return Ok(ProcessEnd::Signal(signal).exit_code().into());
+        }
+    };
+    let grace = join.settings.launch.grace;
+    let mut pod = Pod { endings, signals, grace, ranks: Ranks::default(), code: None };
+    for local in 0..join.placement.slots {
+        if let Err(error) = pod.ranks.start(join, local, &job, program.as_os_str(), arguments) {
+            processes::kill_all(&BTreeSet::new(), Which::All).await;
+            return Err(error);
+        }
+    }
+    pod.until_ended(&daemon).await;
+    pod.await_daemon(&mut daemon).await;
+    // Processes that ranks have left behind.
+    processes::kill_all(&BTreeSet::new(), Which::All).await;
+    Ok(pod.code.unwrap_or(0).into())
+}
+
+struct Pod {
+    endings: Endings,
+    signals: Passed,
+    grace: Duration,
+    ranks: Ranks,
+    /// The exit code of the pod, once a rank has failed or a signal has ended it.
+    code: Option<u8>,
+}
+
+impl Pod {
+    /// Waits for all ranks. After the first failure or a signal, the others end in time (WAIT).
+    async fn until_ended(&mut self, daemon: &Child) {
+        let mut reap = interval(REAP);
+        reap.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // When the ranks are asked to end, and when they are killed.
+        let (mut ask, mut kill): (Option<Instant>, Option<Instant>) = (None, None);
+        while !self.ranks.alive.is_empty() {
+            tokio::select! {
+                Some(Ok((rank, end))) = self.ranks.ends.join_next() => {
+                    self.ranks.alive.remove(&rank);
+                    if !end.is_well() && self.code.is_none() {
+                        let hint = if end.hint() == SEE_OUTPUT { "" } else { end.hint() };
+                        print_line(CommandError::failed(format!("rank {rank} {end}")).hint(hint));
+                        self.code = Some(end.exit_code());
+                        ask = Some(Instant::now() + REPORTING);
+                    }
+                }
+                signal = self.endings.next() => {
+                    let now = Instant::now();
+                    if self.code.is_none() {
+                        self.code = Some(ProcessEnd::Signal(signal).exit_code());
+                    }
+                    // A second signal kills the ranks at once.
+                    match kill {
+                        None => ask = Some(now),
+                        Some(_) => kill = Some(now),
+                    }
+                }
+                signal = self.signals.next() => {
+                    if let Some(signal) = passed(signal) {
+                        self.ranks.signal(signal);
+                    }
+                }
+                () = at(ask), if ask.is_some() => {
+                    (ask, kill) = (None, Some(Instant::now() + self.grace));
+                    self.ranks.signal(Signal::TERM);
+                }
+                () = at(kill), if kill.is_some() => {
+                    kill = None;
+                    self.ranks.signal(Signal::KILL);
+                }
+                _ = reap.tick() => {
+                    let own = self.ranks.alive.values().copied().chain(daemon.id());
+                    processes::reap_orphans(&own.collect());
+                }
+            }
+        }
+    }
+
+    /// Waits for the daemon: other hosts may need it, above all the one with the coordinator. After
+    /// a failure it ends in time, and so it does after a signal.
+    async fn await_daemon(&mut self, daemon: &mut Child) {
+        let limit = self.code.map(|_| Instant::now() + self.grace);
+        tokio::select! {
+            _ = daemon.wait() => return,
+            () = at(limit), if limit.is_some() => {}
+            signal = self.endings.next() => {
+                self.code = self.code.or(Some(ProcessEnd::Signal(signal).exit_code()));
+            }
+        }
+        service::end(daemon, self.grace).await;
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    if let Some(time) = time {
+        sleep_until(time).await;
+    }
+}
+
+/// The ranks that run.
+#[derive(Default)]
+struct Ranks {
+    /// The process ids, by the numbers of the ranks.
+    alive: BTreeMap<u32, u32>,
+    ends: JoinSet<(u32, ProcessEnd)>,
+}
+
+impl Ranks {
+    /// Starts the rank with number `local` of this pod. `job` has the variables of the job.
+    fn start(
+        &mut self,
+        join: &Join<'_>,
+        local: u32,
+        job: &str,
+        program: &OsStr,
+        arguments: &[OsString],
+    ) -> Result<(), CommandError> {
+        let place = join.placement.beside(local);
+        let own = std::env::current_exe().map_err(|error| CommandError::system(&error))?;
+        let for_programs: BTreeMap<_, _> = join.for_programs_at(&place).into_iter().collect();
+        let mut child = Command::new(own)
+            .arg("exec-child")
+            .arg(std::process::id().to_string())
+            .arg(program)
+            .args(arguments)
+            .envs(threads(&BTreeMap::new(), &for_programs))
+            .envs(for_programs)
+            .envs(join.attaching(job, &place))
+            .stdin(Stdio::null())
+            // A group of its own, so that its children can be asked to end with it.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| {
+                let what = format!("rank {} can't be started: {error}", place.rank);
+                CommandError::failed(what).hint(limits_hint(&error).unwrap_or_default())
+            })?;
+        self.alive.extend(child.id().map(|pid| (place.rank, pid)));
+        self.ends.spawn(async move {
+            let end = child.wait().await.map_or(ProcessEnd::Code(1), Into::into);
+            (place.rank, end)
+        });
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) {
+        for pid in self.alive.values() {
+            processes::signal_group(*pid, signal);
+        }
+    }
+}
