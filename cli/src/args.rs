@@ -328,7 +328,8 @@ mod tests {
     fn a_wrong_option_is_an_error_with_its_reason() {
         for (line, expected) in [
             ("gradwire run --np 0 x", "expected the number of ranks, from 1 to 1048576"),
-            ("gradwire run --np gpu x", "devices are not counted"),
+            ("gradwire run --np gpu x", "-N auto counts devices"),
+            ("gradwire run -N gpu x", "expected a number from 1 to 1048576, or auto"),
             ("gradwire run --np two x", "invalid value 'two'"),
             ("gradwire run --np 2", "PROGRAM"),
             ("gradwire run -H a:1 --hostfile f x", "cannot be used with"),

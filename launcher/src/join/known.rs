@@ -9,7 +9,8 @@ use procfs::process::Process;
 use super::{
     given::{self, RENDEZVOUS, Rendezvous},
     meeting::Place,
-    placement::{self, Placement},
+    placement::Placement,
+    tasks,
 };
 use crate::error::CommandError;
 
@@ -59,7 +60,7 @@ impl<'a> Join<'a> {
         pid: u32,
         session: u32,
     ) -> Result<Self, CommandError> {
-        let found = placement::find(environment).map_err(|error| {
+        let found = tasks::find(environment).map_err(|error| {
             let hint = "start the job once, with gradwire run; or set GRADWIRE_ALONE=1 if each \
                         process is to train alone";
             CommandError::usage(error).hint(hint)

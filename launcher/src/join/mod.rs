@@ -17,7 +17,8 @@
 //! A pod of Kubernetes is one task for the whole host. There, `gradwire join` starts the daemon and
 //! the ranks itself, and stays: the pod ends with its first process.
 //!
-//! - [`placement`]: which rank a task is
+//! - [`placement`]: the place of a task, and the job that follows from it
+//! - `tasks`: which rank a task of `srun` or `mpirun` is
 //! - `kubernetes`: the same for a pod
 //! - `known`: what a task knows about its job
 //! - `given`: what users give: a rendezvous and a secret
@@ -32,6 +33,7 @@ mod meeting;
 pub mod placement;
 mod ranks;
 mod service;
+mod tasks;
 
 use std::{
     ffi::{OsStr, OsString},

@@ -123,6 +123,9 @@ impl Pair {
     /// Two ranks on each host.
     pub const TWO_EACH: &str = "10.213.0.1:2,10.213.0.2:2";
 
+    /// How addresses in [`Self::add_network`] begin.
+    pub const SECOND: &str = "10.214.0.";
+
     /// Creates the hosts; `None`, with a printed reason, if that is not allowed here.
     pub fn new() -> Option<Self> {
         if !rustix::process::getuid().is_root() {
@@ -166,6 +169,19 @@ impl Pair {
             .map_err(|error| format!("tc: {error}"))?;
         *self.control.lock().expect("no panic while it is held") = Some(control);
         Ok(())
+    }
+
+    /// A second network between the hosts, whose interfaces have this name and whose addresses begin
+    /// with [`Self::SECOND`].
+    pub fn add_network(&self, name: &str) {
+        let [first, second, _] = &self.names;
+        let words = ["ip", "link", "add", name, "netns", first, "type", "veth", "peer", "name"];
+        must(&[&words[..], &[name, "netns", second]].concat());
+        for (host, number) in [(first, 1), (second, 2)] {
+            let address = format!("{}{number}/24", Self::SECOND);
+            must(&["ip", "-n", host, "addr", "add", &address, "dev", name]);
+            must(&["ip", "-n", host, "link", "set", name, "up"]);
+        }
     }
 
     /// Sends commands to the switch, which executes them at once.

@@ -3,7 +3,7 @@
 
 use std::{thread::sleep, time::Duration};
 
-use gradwire_tests::launched::{Job, network::Pair, now_us};
+use gradwire_tests::launched::{Job, Launch, network::Pair, now_us};
 
 /// Ranks that ignore SIGTERM and work until they are notified of a failure.
 /// A host that is silent for longer than `heartbeat.timeout_ms` is not waited for.
@@ -33,6 +33,30 @@ fn sums_are_exact_over_a_slow_lossy_cable() {
     if pair.lose(13).is_some() {
         well("loop:10:100000");
     }
+}
+
+/// The network of the data is not that of the launcher and of the coordinator.
+#[test]
+fn the_data_takes_the_network_that_is_named() {
+    let Some(pair) = Pair::new() else { return };
+    pair.add_network("fast0");
+    let job = |launch: Launch| launch.words(&["--verbose"]).rank(&["attach", "loop:3:9", "leave"]);
+    let uses = |launch: Launch, network: &str| {
+        let running = job(launch).start();
+        running.until_said("looped", 4);
+        let data = running.served("data");
+        assert!(data.len() == 2 && data.iter().all(|at| at.starts_with(network)), "{data:?}");
+        running.finish().assert_code(0);
+    };
+    uses(pair.launch(), "10.213.0.");
+    for choice in ["fast0", "fa*", "10.214.0.0/16", "^lo,cable"] {
+        uses(pair.launch().set(&format!("data.interface={choice}")), Pair::SECOND);
+    }
+    uses(pair.launch().variable("NCCL_SOCKET_IFNAME", "fast"), Pair::SECOND);
+    uses(pair.launch().variable("GLOO_SOCKET_IFNAME", "none"), "10.213.0.");
+    let report = job(pair.launch().set("data.interface=fast1")).run();
+    assert_ne!(report.code(), 0, "{}", report.all());
+    assert!(report.all().contains("none of this host's interfaces fits: lo ("), "{}", report.all());
 }
 
 #[test]
