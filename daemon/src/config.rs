@@ -113,7 +113,7 @@ impl DaemonConfig {
                 None => {
                     let given = &settings.data.interface;
                     let own = data_address(given, variables, address).map_err(|error| {
-                        let (variable, value) = ("GRADWIRE_DATA__INTERFACE", given.clone());
+                        let (variable, value) = ("data.interface", given.clone());
                         VariableError::Invalid { variable, value, reason: error.0 }
                     })?;
                     SocketAddr::new(own, 0)

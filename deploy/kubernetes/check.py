@@ -30,7 +30,7 @@ MODELS = {
     "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
     "TrainJob": models.TrainerV1alpha1TrainJob,
 }
-# Of the Prometheus operator, whose schemas no package has.
+# The kinds of the Prometheus operator. No package has their schemas.
 WITHOUT_SCHEMA = {"PodMonitor", "PrometheusRule"}
 
 VALUES: list[Object] = [

@@ -52,7 +52,7 @@ def test_every_kind_of_manifest_makes_a_job(pods: Cluster) -> None:
 
 
 def test_a_killed_rank_ends_all_pods(pods: Cluster) -> None:
-    """All are told, and when the pods start again they form a new job."""
+    """All ranks get the cause. When the pods start again, they form a new job."""
     how = "gw.rank() == 1 and os.kill(os.getpid(), 9)"
     started = [pods.start(node, *python(ENDS, how)) for node in (0, 1)]
     assert [pod.wait() for pod in started] == [137, 8], [pod.text for pod in started]

@@ -47,7 +47,7 @@ pub struct Join<'a> {
 }
 
 impl<'a> Join<'a> {
-    /// Finds out which rank the task with process id `pid` is. That of a pod is this process itself
+    /// Finds out which rank the task with process id `pid` is. In a pod it must be this process
     /// ([`Self::starts_ranks`]). `session` is the number of jobs that
     /// it has been in.
     ///
