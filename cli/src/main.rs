@@ -171,6 +171,11 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
         })?;
         return print(&dry_run::describe(&plan, &loaded.settings, &local));
     }
+    let shares = plan.nodes.iter().any(|node| node.ranks() > 1);
+    if run.at.verbose && shares && std::env::var_os("OMP_NUM_THREADS").is_none() {
+        let what = "OMP_NUM_THREADS is not set: each rank gets its share of its host's cores";
+        print_line(format_args!("gradwire: {what}"));
+    }
     let Run { output_dir, metrics_sd, trace, progress, wdir, .. } = run;
     trace.as_deref().map_or(Ok(()), trace::check)?;
     let output = Output {

@@ -171,7 +171,7 @@ impl Pair {
         Ok(())
     }
 
-    /// A second network between the hosts, whose interfaces have this name and whose addresses begin
+    /// A second network between the hosts. Its interfaces have this name, and its addresses begin
     /// with [`Self::SECOND`].
     pub fn add_network(&self, name: &str) {
         let [first, second, _] = &self.names;
