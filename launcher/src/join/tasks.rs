@@ -1,5 +1,5 @@
-//! Which task of a launcher a process is: of `srun`, or of `mpirun` of Open MPI, MPICH or Intel MPI;
-//! or which pod of Kubernetes. The environment is an argument, so that reading it is pure.
+//! Which task of `srun`, or of `mpirun` (Open MPI, MPICH, Intel MPI), or which pod of Kubernetes a
+//! process is. The environment is an argument, so that reading it is pure.
 //!
 //! Gradwire numbers the ranks host by host. A launcher that deals its tasks out in turn
 //! (`--distribution=cyclic`, `--map-by node`) is refused: its numbers would not be ours.
