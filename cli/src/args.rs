@@ -206,6 +206,9 @@ pub struct Run {
     /// Show what would be started, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
+    /// A folder of the process that starts this one; removed at the end if that is gone.
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub folder_of_caller: Option<PathBuf>,
     /// Show what this build has, and which frameworks python3 finds.
     #[arg(long)]
     pub check_build: bool,

@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::{ffi::OsString, process::ExitCode, thread};
+use std::{ffi::OsString, fs, process::ExitCode, thread};
 
 use clap::CommandFactory;
 use gradwire_bench::{self as bench, args::Bench};
@@ -22,6 +22,7 @@ use gradwire_launcher::{
     launch::{dry_run, elastic::Elastic, job::events::Request, places, plan::Plan, requests},
 };
 use gradwire_services::launch::ITSELF;
+use rustix::process::getppid;
 
 /// The stack of the commands, whatever the limit of the main thread is (`ulimit -s`).
 const STACK: usize = 4 << 20;
@@ -132,6 +133,16 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
     if run.check_build {
         return print(&check_build::describe());
     }
+    let (folder, caller) = (run.folder_of_caller.clone(), getppid());
+    let ended = run_job(run);
+    if let Some(folder) = folder.filter(|_| getppid() != caller) {
+        // If it is gone, too, nothing is left.
+        let _ = fs::remove_dir_all(folder);
+    }
+    ended
+}
+
+fn run_job(run: Run) -> Result<ExitCode, CommandError> {
     let timeout = run.elastic.elastic_timeout.map(|ms| format!("elastic.timeout_ms={ms}"));
     let signal = run.stop_signal.map(|signal| format!("worker.stop_signal={}", signal.name()));
     let binding = run.bind_to.map(|what| format!("worker.bind_to={what}"));

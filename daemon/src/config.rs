@@ -13,6 +13,7 @@ use gradwire_settings::{
     Settings,
     variables::{VariableError, Variables},
 };
+use rustix::process::{Pid, getppid};
 
 use crate::{
     model::{elastic::Elastic, job::JobIdentity},
@@ -28,6 +29,8 @@ pub struct DaemonConfig {
     /// The address at which other nodes reach this one.
     pub(crate) address: IpAddr,
     pub(crate) data_listen: SocketAddr,
+    /// The process that has started this one.
+    pub(crate) parent: Option<Pid>,
     pub(crate) slots: u32,
     pub(crate) order: u32,
     /// In an elastic job: the epoch, and the processes of this node.
@@ -119,6 +122,7 @@ impl DaemonConfig {
                     SocketAddr::new(own, 0)
                 }
             },
+            parent: getppid(),
             slots,
             order: env.parse("GRADWIRE_ORDER", "it must be a number")?,
             elastic: elastic(env, slots)?,

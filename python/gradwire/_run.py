@@ -99,7 +99,7 @@ def run(
         gradwire = find("gradwire")
         # If this process is killed, the launcher is asked to end the job (CLEAN).
         words = [gradwire, "exec-child", "--gently", str(os.getpid())]
-        words += [gradwire, "run", "-np", str(np)]
+        words += [gradwire, "run", "-np", str(np), "--folder-of-caller", name]
         words += ["-H", hosts] if hosts is not None else []
         words += ["--verbose"] if verbose else []
         options = {
@@ -209,9 +209,12 @@ def _results(folder: Path, size: int | None, code: int) -> list[Any]:
         facts = {name: getattr(noticed, name) for name in ("kind", "rank", "host", "tensor")}
         raise type(noticed)(text, **facts)
     files = [folder / f"result.{rank}" for rank in range(size or 0)]
-    if code != 0 or not all(path.exists() for path in files):
-        text = f"the job ended with code {code}; its output is above"
-        raise Cancelled(text, kind="cancelled")
+    missing = [rank for rank, path in enumerate(files) if not path.exists()]
+    if code != 0 or missing:
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"{len(missing)} ranks"
+        text = f"{who} of the job returned no result; see the output above (exit code {code})"
+        first = missing[0] if len(missing) == 1 else None
+        raise Cancelled(text, kind="cancelled", rank=first)
     return [pickle.loads(path.read_bytes())[1] for path in files]
 
 
@@ -226,6 +229,10 @@ def rank() -> None:
         func, args, kwargs = pickle.loads((folder / "call").read_bytes())
         returned = func(*args, **kwargs)
         result = _dumped(func, (_rank_or(int(own)), returned))
+    except SystemExit as error:
+        text = f"SystemExit: {error.code}\nThe function ended its process, so it has no result."
+        (folder / f"error.{own}").write_bytes(pickle.dumps((text, None)))
+        raise
     except Exception as error:
         others = isinstance(error, GradwireError) and error.rank not in (None, int(own))
         with _uncaught.shortened(error):

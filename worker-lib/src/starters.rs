@@ -70,6 +70,9 @@ const COUNTED: &[Counted] = &[
     counted("srun", SLURM_ALLOCATED, None),
 ];
 
+/// What `gradwire run` sets for each rank, besides what describes the job.
+const OWN_SIZE: &str = "GRADWIRE_SIZE";
+
 const SLURM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
 const SLURM_ALLOCATED: &str = "SLURM_NTASKS";
 
@@ -173,6 +176,15 @@ pub fn refusal(variables: &HashMap<String, String>, program: &Program) -> Option
         }
         let here = row.here.and_then(given);
         return refuse(row.tasks, several(row, tasks, here, program));
+    }
+    if given(OWN_SIZE).is_some_and(|size| size != "1") {
+        let reason = format!(
+            "gradwire run also sets GRADWIRE_JOB, which is missing here, and each process would be \
+             a job of its own; start it once: gradwire run -np RANKS -- {}; or unset {OWN_SIZE}, \
+             or set {ALONE}=1, if it is to train alone",
+            program.words()
+        );
+        return refuse(OWN_SIZE, reason);
     }
     let row = NUMBERED.iter().find(|row| {
         // Torque counts differently there.
@@ -324,6 +336,7 @@ mod tests {
             ("JSM_NAMESPACE_SIZE=6 LSB_DJOB_NUMPROC=7", "jsrun", run("-np 6 -H HOST:RANKS,…")),
             ("FLUX_JOB_SIZE=2", "flux", run("-np 2 -H HOST:RANKS,…")),
             ("HOROVOD_RANK=1 HOROVOD_SIZE=2 HOROVOD_LOCAL_SIZE=2", "horovodrun", run("-np 2")),
+            ("GRADWIRE_SIZE=2 GRADWIRE_RANK=1", "GRADWIRE_SIZE=2: gradwire run", run("-np RANKS")),
             ("HOROVOD_RANK=1", "horovodrun may have", run("-H HOST:RANKS,…")),
             ("PMI_SIZE=many", "started several tasks", run("-np RANKS -H HOST:RANKS,…")),
             ("PMIX_RANK=0 PMIX_NAMESPACE=a", "a starter with PMIx", run("-H HOST:RANKS,…")),
@@ -383,6 +396,7 @@ mod tests {
             "PBS_JOBID=1 PBS_NODENUM=0 PBS_VNODENUM=0 PBS_TASKNUM=146 PBS_VERSION=TORQUE-2.4.7",
             "OMPI_COMM_WORLD_SIZE=1 SLURM_STEP_NUM_TASKS=4",
             "PMI_SIZE=1 PMI_RANK=0",
+            "GRADWIRE_SIZE=1 GRADWIRE_RANK=0",
             "HOROVOD_SIZE=1 HOROVOD_RANK=0",
             "PMI_SIZE= JOB_COMPLETION_INDEX= WORLD_SIZE=",
             "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=1",

@@ -4,6 +4,7 @@
 
 use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, pb};
 use gradwire_services::launch::{Notice, ProcessEnd};
+use rustix::process::getppid;
 
 use super::node::Node;
 use crate::{
@@ -15,9 +16,15 @@ use crate::{
 };
 
 impl Node {
-    /// This daemon has received a signal that ends it.
+    /// This daemon has received a signal that ends it. Its parent's end sends such a signal, too.
     pub(crate) fn terminated(&self) {
-        self.asked_to_end("by SIGTERM or SIGINT");
+        match self.config.parent.filter(|parent| getppid() != Some(*parent)) {
+            Some(parent) => {
+                let pid = parent.as_raw_nonzero();
+                self.asked_to_end(&format!("process {pid}, which has started it, has ended"));
+            }
+            None => self.asked_to_end("by SIGTERM or SIGINT"),
+        }
     }
 
     /// This node was asked to end, for the reason `why`. An elastic job goes on without it, unless

@@ -271,6 +271,14 @@ impl Session {
             return refused(error, hint);
         }
         if self.node.config.elastic.is_none() {
+            if let ClaimError::Taken { local_rank, pid: earlier } = error
+                && earlier == pid
+            {
+                let what = format!("process {pid} has attached as local rank {local_rank} already");
+                let hint = "a process attaches once; it must shut down before it attaches again, \
+                            also if it replaces itself (exec)";
+                return refusal(what).hint(hint).into();
+            }
             return refused(error, "see GRADWIRE_LOCAL_RANK");
         }
         match error {

@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     net::IpAddr,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -47,6 +47,9 @@ pub const SILENCE: Duration = Duration::from_secs(60);
 
 /// How long an agent whose output has ended may take to end.
 const END: Duration = Duration::from_secs(2);
+
+/// How long the rest of its standard error may take then.
+const NOISE: Duration = Duration::from_millis(100);
 
 /// The reason for a host that was lost by [`SILENCE`].
 const SILENT: &str = "its agent gives no sign of life";
@@ -146,14 +149,20 @@ struct Link {
 impl Link {
     async fn listen(mut self, mut child: Reached) {
         let (stdout, stderr) = (child.0.stdout.take(), child.0.stderr.take());
-        let noise =
-            tokio::spawn(overhear(stderr, self.target.way.host.clone(), self.shared.clone()));
+        let heard = Arc::<Mutex<Tail>>::default();
+        let host = self.target.way.host.clone();
+        let noise = tokio::spawn(overhear(stderr, host, self.shared.clone(), heard.clone()));
         let strange = match stdout {
             Some(stdout) => self.read(stdout).await,
             None => None,
         };
         let status = timeout(END, child.0.wait()).await.ok().and_then(Result::ok);
-        let stderr = timeout(END, noise).await.ok().and_then(Result::ok).unwrap_or_default();
+        // Another process may keep its standard error open. The loss of the host is told before the
+        // other hosts notice what follows from it (TELL).
+        let stop = noise.abort_handle();
+        let _ = timeout(NOISE, noise).await;
+        stop.abort();
+        let stderr: VecDeque<String> = std::mem::take(&mut *lock(&heard)).into_lines().collect();
         let at = self.shared.born.elapsed();
         let node = self.target.node;
         let event = if self.offset.is_none() {
@@ -385,13 +394,17 @@ impl Tail {
 }
 
 /// Reads the standard error of the agent or of ssh.
-async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> VecDeque<String> {
-    let mut tail = Tail::default();
-    let Some(stderr) = stderr else { return VecDeque::new() };
+async fn overhear(
+    stderr: Option<ChildStderr>,
+    host: String,
+    shared: Shared,
+    tail: Arc<Mutex<Tail>>,
+) {
+    let Some(stderr) = stderr else { return };
     let mut lines = BufReader::new(stderr).split(b'\n');
     while let Ok(Some(line)) = lines.next_segment().await {
         let text = Text::from(line.strip_suffix(b"\r").unwrap_or(&line));
-        tail.keep(&text, LineEnd::Newline);
+        lock(&tail).keep(&text, LineEnd::Newline);
         if shared.verbose {
             let source = Source::Service(format!("agent {host}"));
             let (stream, end) = (Stream::Stderr, LineEnd::Newline);
@@ -399,7 +412,11 @@ async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> 
             let _ = shared.console.send(line.into()).await;
         }
     }
-    tail.into_lines().collect()
+}
+
+/// A panic elsewhere leaves whole lines.
+fn lock(tail: &Mutex<Tail>) -> MutexGuard<'_, Tail> {
+    tail.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
