@@ -63,6 +63,46 @@ fn unread_output_does_not_delay_ctrl_c() {
     place.assert_clean(false);
 }
 
+/// A pager that is paused, or a terminal that has stopped: ranks wait for it, but not the end.
+#[test]
+fn a_failure_is_told_while_nobody_reads() {
+    for signals in [0, 2] {
+        let place = Place::new();
+        let script = "echo $$ > pid.$RANK; while :; do echo a line that fills pipes; done";
+        let words = ["run", "-np", "2", "sh", "-c", script];
+        let mut child = place.gradwire(&words).stderr(Stdio::piped()).spawn().unwrap();
+        let unread = child.stdout.take().unwrap();
+        let pid = || fs::read_to_string(place.path().join("pid.1")).ok()?.trim().parse().ok();
+        let mut rank = None;
+        until("rank 1 runs", || {
+            rank = pid();
+            rank.is_some()
+        });
+        // Until every queue is full.
+        sleep(Duration::from_millis(1500));
+        kill("KILL", rank.unwrap());
+        // Only the launcher has the script in its arguments then.
+        until("all ranks have ended", || Place::running(script).len() == 1);
+        for _ in 0..signals {
+            kill("TERM", child.id());
+            sleep(Duration::from_millis(100));
+        }
+        let mut told = [0; 4096];
+        let length = child.stderr.as_mut().unwrap().read(&mut told).unwrap();
+        let told = String::from_utf8_lossy(&told[..length]).into_owned();
+        assert!(told.contains("gradwire: rank 1 on host localhost (pid"), "{told}");
+        if signals > 0 {
+            assert_eq!(wait(&mut child).code(), Some(137), "{told}");
+            drop(unread);
+        } else {
+            assert!(child.try_wait().unwrap().is_none(), "the output is not lost yet");
+            drop(unread);
+            assert_eq!(wait(&mut child).code(), Some(137), "{told}");
+        }
+        place.assert_clean(false);
+    }
+}
+
 #[test]
 fn lost_output_makes_a_job_fail() {
     let place = Place::new();

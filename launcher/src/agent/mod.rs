@@ -5,6 +5,7 @@
 //! It decides nothing about the job. The same program runs on this machine and behind ssh.
 //!
 //! - [`output`], [`split`]: the output of processes becomes lines
+//! - [`credit`]: how much output may be on its way
 //! - [`last_lines`]: what a rank has written last
 //! - [`exec`]: the last step before a program runs
 //! - `binding`: the processors of a rank
@@ -14,6 +15,7 @@
 //! - [`signals`]: signals for the ranks
 
 mod binding;
+pub mod credit;
 pub mod exec;
 pub mod host;
 pub mod last_lines;
@@ -49,7 +51,12 @@ use tokio::{
 };
 
 use self::{
-    host::Checked, last_lines::AllLastLines, memory::Victims, output::Output, recording::Recording,
+    credit::Credit,
+    host::Checked,
+    last_lines::AllLastLines,
+    memory::Victims,
+    output::{Output, Pump},
+    recording::Recording,
     signals::Suspended,
 };
 use crate::{
@@ -76,6 +83,9 @@ const FLUSH_UNHEARD: Duration = Duration::from_secs(1);
 /// How many bytes are written at a time. Each part that is taken shows that the launcher reads.
 const PART: usize = 64 << 10;
 
+/// How long the end of a process that has failed waits until its output has been sent.
+const UNREAD: Duration = Duration::from_secs(2);
+
 /// The interval at which ended orphans are reaped, and stopped ranks are looked for.
 const REAP: Duration = Duration::from_secs(1);
 
@@ -91,6 +101,7 @@ struct Agent {
     programs: Checked,
     born: Instant,
     reports: mpsc::Sender<Report>,
+    credit: Credit,
     ended: mpsc::Sender<(Role, ProcessEnd)>,
     /// The ids of processes that have not been reaped yet.
     alive: BTreeMap<Role, u32>,
@@ -133,12 +144,14 @@ where
             let (reports, alive) = (reports.clone(), BTreeMap::new());
             let (suspended, stopped, daemon, last_lines) = Default::default();
             let victims = Arc::new(Victims::new());
+            let credit = Credit::new();
             let recording = Recording::new(&begin.recorder);
             let agent = Agent {
                 begin,
                 programs,
                 born,
                 reports,
+                credit,
                 ended,
                 alive,
                 stopped,
@@ -340,6 +353,7 @@ impl Agent {
                 let _ = self.reports.try_send(Report::Clock { at_us: micros(self.born) });
                 return;
             }
+            Order::Shown { pieces } => return self.credit.give(pieces),
             Order::Start(start) => {
                 let role = start.role;
                 // Its daemon serves by now.
@@ -476,7 +490,8 @@ impl Agent {
             Role::Rank(rank) => Some(self.last_lines.add(Rank(rank))),
             Role::Daemon => None,
         };
-        let output = |stream| Output::new(role, stream, reports.clone(), last.clone());
+        let output =
+            |stream| Output::new(role, stream, reports.clone(), self.credit.clone(), last.clone());
         let out = child.stdout.take().map(|pipe| output(Stream::Stdout).start(pipe));
         let err = child.stderr.take().map(|pipe| output(Stream::Stderr).start(pipe));
         let victims = self.victims.clone();
@@ -486,9 +501,18 @@ impl Agent {
             let how = status.map_or(ProcessEnd::Code(1), Into::into);
             let how = victims.end(how);
             let _ = ended.send((role, how)).await;
-            // Its output comes before its end.
-            for pump in [out, err].into_iter().flatten() {
-                pump.drain().await;
+            // Its output comes before its end. But the launcher must learn in time of a failure, also
+            // if nobody reads the output.
+            let drain = async |pump: Option<Pump>| {
+                if let Some(pump) = pump {
+                    pump.drain().await;
+                }
+            };
+            let drained = async { tokio::join!(drain(out), drain(err)) };
+            if how.is_well() {
+                drained.await;
+            } else {
+                let _ = timeout(UNREAD, drained).await;
             }
             let _ = reports.send(Report::Exited { role, pid, end: how, at_us }).await;
         });
@@ -510,7 +534,7 @@ impl Agent {
         let own = self.alive.values().copied().collect();
         tokio::select! {
             () = processes::ask_all_to_end(&own, end.grace) => {}
-            () = hurried(orders) => {}
+            () = hurried(orders, &self.credit) => {}
         }
         if !processes::kill_all(&own, Which::All).await {
             let host = &self.begin.host;
@@ -520,6 +544,7 @@ impl Agent {
             let Ok(Some((role, end))) = timeout(REAPED, ends.recv()).await else { break };
             self.ended(role, end);
         }
+        self.credit.end();
         self.recording.finish().await;
         // It comes after the remaining output, which the launcher may take long to read.
         let reports = self.reports.clone();
@@ -537,10 +562,11 @@ async fn notify(mut notices: mpsc::Receiver<Notice>, mut daemon: impl AsyncWrite
 }
 
 /// Returns at the second Stop; never, if there is none.
-async fn hurried<R: AsyncRead + Unpin>(orders: &mut Reader<R>) {
+async fn hurried<R: AsyncRead + Unpin>(orders: &mut Reader<R>, credit: &Credit) {
     loop {
         match orders.next::<Order>().await {
             Some(Ok(Order::Stop { .. })) => return,
+            Some(Ok(Order::Shown { pieces })) => credit.give(pieces),
             Some(Ok(_)) => {}
             Some(Err(_)) | None => std::future::pending().await,
         }

@@ -12,6 +12,7 @@ use tokio::{
 };
 
 use super::{
+    credit::Credit,
     last_lines::LastLines,
     split::{MAX_STRETCH, Splitter},
 };
@@ -47,6 +48,7 @@ pub struct Output {
     role: Role,
     stream: Stream,
     reports: mpsc::Sender<Report>,
+    credit: Credit,
     /// The last lines of a rank, without the errors and reports that it announces.
     last: Option<LastLines>,
     is_announced: bool,
@@ -54,15 +56,17 @@ pub struct Output {
 }
 
 impl Output {
-    /// The output `stream` of `role`, to be sent as reports and kept in `last`.
+    /// The output `stream` of `role`, to be sent as reports, as far as there is credit, and kept in
+    /// `last`.
     pub(super) fn new(
         role: Role,
         stream: Stream,
         reports: mpsc::Sender<Report>,
+        credit: Credit,
         last: Option<LastLines>,
     ) -> Self {
         let (is_announced, splitter) = Default::default();
-        Self { role, stream, reports, last, is_announced, splitter }
+        Self { role, stream, reports, credit, last, is_announced, splitter }
     }
 
     /// Passes on what is written to `pipe`, until no process has it open.
@@ -131,6 +135,9 @@ impl Output {
                 _ => {}
             }
             let unfinished = Text::from(before);
+            if matches!(report, Report::LastWords { .. } | Report::LastWordsEnd { .. }) {
+                self.credit.take().await;
+            }
             let _ = self.reports.send(report).await;
             if before.is_empty() {
                 return;
@@ -140,6 +147,10 @@ impl Output {
         }
         if let Some(last) = self.last.as_ref().filter(|_| !self.is_announced) {
             last.push(&text, end);
+        }
+        // A daemon speaks to the launcher itself there.
+        if (role, stream) != (Role::Daemon, Stream::Stdout) {
+            self.credit.take().await;
         }
         let _ = self.reports.send(Report::Output { role, stream, text, end }).await;
     }

@@ -20,6 +20,7 @@ use std::{
 use gradwire_proto::Rank;
 use gradwire_services::launch::{LineEnd, Stream};
 use humantime::format_rfc3339_millis;
+use rustix::fs::fstat;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
@@ -166,6 +167,15 @@ impl Reading {
         queued || self.meter.begun.load(Relaxed) > self.meter.out.load(Relaxed)
     }
 
+    /// Tells later whether nothing has been read since now, although output waits.
+    pub fn stuck(&self) -> impl Fn() -> bool + Send + use<> {
+        let (meter, seen) = (self.meter.clone(), self.meter.begun.load(Relaxed));
+        move || {
+            let now = meter.begun.load(Relaxed);
+            now == seen && now > meter.out.load(Relaxed)
+        }
+    }
+
     /// Whether output waits for a reader that has read some of it within the last minutes.
     pub fn is_slow(&mut self) -> bool {
         let seen = self.meter.begun.load(Relaxed);
@@ -194,6 +204,12 @@ impl Console {
         let reading = Reading { meter, lines: lines.downgrade(), seen: 0, since: Instant::now() };
         Ok(Self { lines, ended, reading })
     }
+}
+
+/// Whether standard output and standard error are different files: a reader may read only one.
+pub fn outputs_differ() -> bool {
+    let file = |about: rustix::io::Result<rustix::fs::Stat>| about.map(|it| (it.st_dev, it.st_ino));
+    file(fstat(io::stdout())).ok() != file(fstat(io::stderr())).ok()
 }
 
 struct Writer {

@@ -2,7 +2,8 @@
 //! standard input and output. Reports become events, output goes straight to the console.
 //!
 //! Reading and writing do not wait for each other: an agent whose output is not read still receives
-//! the order to stop.
+//! the order to stop. And reports do not wait for output: processes write only as fast as it is read,
+//! by credit.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -50,6 +51,12 @@ const END: Duration = Duration::from_secs(2);
 
 /// How long the rest of its standard error may take then.
 const NOISE: Duration = Duration::from_millis(100);
+
+/// The agent gets credit for so many pieces of output at a time.
+const BATCH: u32 = 128;
+
+/// The pause until orders are looked at again.
+const ROOM: Duration = Duration::from_millis(20);
 
 /// The reason for a host that was lost by [`SILENCE`].
 const SILENT: &str = "its agent gives no sign of life";
@@ -105,8 +112,10 @@ pub async fn serve(
                 }
             };
             let (asked, offset, open_line) = (None, None, String::new());
-            let link = Link { target, shared, orders: send, asked, offset, open_line };
-            tokio::join!(speak, link.listen(child));
+            let (output, queue) = mpsc::unbounded_channel();
+            let show = show(queue, shared.console.clone(), send.clone());
+            let link = Link { target, shared, orders: send, output, asked, offset, open_line };
+            tokio::join!(speak, link.listen(child), show);
         }
         Err((what, hint)) => {
             let event = Event::Refused { node: target.node, what, hint };
@@ -134,10 +143,39 @@ async fn speak(mut stdin: ChildStdin, begin: Order, mut orders: mpsc::Receiver<O
     }
 }
 
+/// A part of the output, and whether the agent has spent credit for it.
+type Piece = (Entry, bool);
+
+/// Passes output on to the console, and gives the agent credit for more. So the queue is short
+/// (BOUND), and reports do not wait for a slow reader.
+async fn show(
+    mut queue: mpsc::UnboundedReceiver<Piece>,
+    console: mpsc::Sender<Entry>,
+    orders: mpsc::Sender<Order>,
+) {
+    let mut pieces = 0;
+    while let Some((entry, has_cost)) = queue.recv().await {
+        // Without a console, output is lost, and the job ends with that.
+        let _ = console.send(entry).await;
+        pieces += u32::from(has_cost);
+        if pieces < BATCH && !queue.is_empty() {
+            continue;
+        }
+        // Other orders find room, even if the agent reads none of them.
+        while orders.capacity() <= orders.max_capacity() / 2 && !orders.is_closed() {
+            sleep(ROOM).await;
+        }
+        if pieces > 0 && orders.send(Order::Shown { pieces }).await.is_ok() {
+            pieces = 0;
+        }
+    }
+}
+
 struct Link {
     target: Target,
     shared: Shared,
     orders: mpsc::Sender<Order>,
+    output: mpsc::UnboundedSender<Piece>,
     /// When the agent was asked for its time, and its answer to Begin.
     asked: Option<(Instant, IpAddr, u16)>,
     /// The launcher's time at the agent's zero.
@@ -202,11 +240,11 @@ impl Link {
                     }
                     self.output(role, stream, text, end).await;
                 }
-                Report::LastWords { rank } => self.last_words(rank).await,
-                Report::LastWordsEnd { rank } => self.last_words_end(rank.0).await,
+                Report::LastWords { rank } => self.last_words(rank),
+                Report::LastWordsEnd { rank } => self.show(Entry::Ends(rank.0), true),
                 report => {
                     if let Report::Exited { role: Role::Rank(rank), .. } = report {
-                        self.last_words_end(rank).await;
+                        self.show(Entry::Ends(rank), false);
                     }
                     let event = self.event(report, &mut tails).await;
                     if let Some(event) = event
@@ -237,12 +275,17 @@ impl Link {
         let hidden = role == Role::Daemon
             && self.shared.hushed.load(Ordering::Relaxed)
             && !self.shared.verbose;
-        let _ = self.shared.console.send(Line { source, stream, text, end, hidden }.into()).await;
+        self.show(Line { source, stream, text, end, hidden }.into(), true);
+    }
+
+    fn show(&self, entry: Entry, has_cost: bool) {
+        // The receiver lasts as long as this.
+        let _ = self.output.send((entry, has_cost));
     }
 
     /// A rank is about to report an error: for a moment its output is held.
-    async fn last_words(&self, rank: Rank) {
-        let _ = self.shared.console.send(Entry::Begins(rank.0)).await;
+    fn last_words(&self, rank: Rank) {
+        self.show(Entry::Begins(rank.0), true);
         // The console ends without this if the launcher ends before.
         let console = self.shared.console.downgrade();
         tokio::spawn(async move {
@@ -251,10 +294,6 @@ impl Link {
                 let _ = console.send(Entry::Over).await;
             }
         });
-    }
-
-    async fn last_words_end(&self, rank: u32) {
-        let _ = self.shared.console.send(Entry::Ends(rank)).await;
     }
 
     async fn event(&mut self, report: Report, tails: &mut BTreeMap<Role, Tail>) -> Option<Event> {

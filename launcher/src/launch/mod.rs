@@ -46,12 +46,12 @@ use rustix::process::Signal;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::{AbortHandle, JoinSet},
-    time::sleep_until,
+    time::{sleep, sleep_until},
 };
 
 pub use self::options::Options;
 use self::{
-    console::Console,
+    console::{Console, outputs_differ},
     drain::{Drain, print_all},
     files::Files,
     job::{
@@ -80,6 +80,9 @@ const MARGIN: Duration = Duration::from_millis(100);
 
 /// How much longer it waits for a daemon's report of the cause, which a busy machine delays.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The reader of standard output may read nothing for so long before the report is told at once.
+const EARLY: Duration = Duration::from_secs(2);
 
 /// How long orders may take to go out before the launcher suspends itself.
 const GOES_OUT: Duration = Duration::from_millis(200);
@@ -271,6 +274,18 @@ pub async fn run(
     report = report.with_output(options.output_dir.as_deref());
     // This closes the standard inputs of the agents.
     drop(agents);
+    // A report on standard error must not wait for a reader of standard output.
+    let early = (report.code != 0 && outputs_differ()).then(|| {
+        let (is_stuck, lines) = (reading.stuck(), report.lines.clone());
+        tokio::spawn(async move {
+            sleep(EARLY).await;
+            let tells = is_stuck();
+            if tells {
+                print_all(lines);
+            }
+            tells
+        })
+    });
     let hurried = job.is_hurried();
     let mut last = Drain { reading: &mut reading, signals: &mut signals, hurried };
     let ending = last.wait(async {
@@ -281,7 +296,15 @@ pub async fn run(
     // Agents that have not ended are killed. Lost output is noticed below.
     drop(ending.await);
     tasks.shutdown().await;
-    let words = report.lines.clone();
+    let has_told = match early {
+        Some(early) if early.is_finished() => early.await.unwrap_or(false),
+        Some(early) => {
+            early.abort();
+            false
+        }
+        None => false,
+    };
+    let words = if has_told { Vec::new() } else { report.lines.clone() };
     let said = last.wait(async move {
         for line in &words {
             // If output can't be written, that is reported below.
@@ -302,7 +325,9 @@ pub async fn run(
         if let Some(lost) = lost.filter(|_| report.code == 0) {
             report = JobReport::new(&[lost], None, false);
         }
-        print_all(report.lines.clone());
+        if !has_told {
+            print_all(report.lines.clone());
+        }
     }
     if !processes::kill_all(&[].into(), Which::OfJob(&id)).await {
         print_line("gradwire: processes of the job on this machine can't be killed");

@@ -257,6 +257,11 @@ pub enum Order {
     Begin(Begin),
     /// Asks for the time. Also shows that the launcher is alive.
     Clock,
+    /// So many pieces of output have been passed on to the reader: as many more may come.
+    Shown {
+        /// How many reports of output, and of the begin and end of an error.
+        pieces: u32,
+    },
     /// Start a process. Answered by Started or Failed.
     Start(Start),
     /// Pass a signal on to the ranks.

@@ -156,7 +156,7 @@ impl Agent {
                 world.after(ms(grace_ms), What::Agent(number, AgentIn::GraceOver));
                 self.stopped(world);
             }
-            Order::Begin(_) | Order::Clock | Order::Signal { .. } => {}
+            Order::Begin(_) | Order::Clock | Order::Shown { .. } | Order::Signal { .. } => {}
         }
     }
 

@@ -72,8 +72,8 @@ pub enum Event {
     OutputClosed { why: String },
     /// The deadline has passed.
     Tick,
-    /// The deadline has passed, but output of the job waits for a slow reader, and the reports of
-    /// hosts wait behind it.
+    /// The deadline has passed, but output of the job waits for a slow reader, and the ends of ranks
+    /// that succeeded wait behind it.
     Unread,
 }
 

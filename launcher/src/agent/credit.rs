@@ -1,0 +1,68 @@
+//! How much output may be on its way to the launcher. The launcher's reader may be slow, and then
+//! processes that write must wait. Reports never wait for it: the launcher must learn of an end,
+//! and carry out its orders, also while nobody reads the output.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+/// The most pieces of output that the launcher has received and not yet passed on (BOUND).
+const PIECES: usize = 1024;
+
+/// What the processes of a host may send.
+#[derive(Debug, Clone)]
+pub struct Credit(Arc<Semaphore>);
+
+impl Credit {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(PIECES)))
+    }
+
+    /// Waits until a piece of output may be sent.
+    pub(super) async fn take(&self) {
+        // After the end of all processes, the rest of their output is small.
+        if let Ok(permit) = self.0.acquire().await {
+            permit.forget();
+        }
+    }
+
+    /// The launcher has passed on so many pieces. It can't give more than it has received (TRUST).
+    pub(super) fn give(&self, pieces: u32) {
+        let most = PIECES.saturating_sub(self.0.available_permits());
+        self.0.add_permits(most.min(pieces as usize));
+    }
+
+    /// All processes have ended: the rest of their output is sent at once.
+    pub(super) fn end(&self) {
+        self.0.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn output_waits_for_credit() {
+        let credit = Credit::new();
+        for _ in 0..PIECES {
+            credit.take().await;
+        }
+        let waits = async |credit: &Credit| timeout(Duration::from_secs(9), credit.take()).await;
+        assert!(waits(&credit).await.is_err(), "BOUND");
+        credit.give(2);
+        assert!(waits(&credit).await.is_ok() && waits(&credit).await.is_ok());
+        assert!(waits(&credit).await.is_err());
+        credit.give(u32::MAX);
+        assert_eq!(credit.0.available_permits(), PIECES, "TRUST");
+        for _ in 0..PIECES {
+            credit.take().await;
+        }
+        credit.end();
+        assert!(waits(&credit).await.is_ok());
+    }
+}
