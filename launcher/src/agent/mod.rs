@@ -501,8 +501,8 @@ impl Agent {
             let how = status.map_or(ProcessEnd::Code(1), Into::into);
             let how = victims.end(how);
             let _ = ended.send((role, how)).await;
-            // Its output comes before its end. But the launcher must learn in time of a failure, also
-            // if nobody reads the output.
+            // Its output comes before its end. But the launcher must learn in time of a failure,
+            // also if nobody reads the output.
             let drain = async |pump: Option<Pump>| {
                 if let Some(pump) = pump {
                     pump.drain().await;

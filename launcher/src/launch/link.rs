@@ -2,8 +2,8 @@
 //! standard input and output. Reports become events, output goes straight to the console.
 //!
 //! Reading and writing do not wait for each other: an agent whose output is not read still receives
-//! the order to stop. And reports do not wait for output: processes write only as fast as it is read,
-//! by credit.
+//! the order to stop. And reports do not wait for output: processes write only as fast as it is
+//! read, by credit.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -72,7 +72,7 @@ pub enum Event {
     OutputClosed { why: String },
     /// The deadline has passed.
     Tick,
-    /// The deadline has passed, but output of the job waits for a slow reader, and the ends of ranks
+    /// The deadline has passed, but output of the job waits for a slow reader. The ends of ranks
     /// that succeeded wait behind it.
     Unread,
 }
