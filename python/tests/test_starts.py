@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from functions import dies, horovods_variables, raises, shares
+from functions import dies, exits, horovods_variables, raises, shares
 from launching import LAUNCHER, LIMIT, PLACES, Job, remains, running, torchrun, until
 
 import gradwire
@@ -44,6 +44,15 @@ def test_a_function_whose_result_stays() -> None:
         gradwire.run(threading.Lock)
 
 
+@pytest.mark.parametrize(
+    ("how", "says"), [("sys", "rank 1 of the job raised:\nSystemExit: 0"), ("os", "rank 1 of the")]
+)
+def test_a_function_that_ends_its_process(how: str, says: str) -> None:
+    with pytest.raises(gradwire.Cancelled, match=says) as caught:
+        gradwire.run(exits, (how,), np=2)
+    assert caught.value.rank == 1 and "result" in str(caught.value), caught.value
+
+
 def test_a_killed_caller_leaves_no_job(tmp_path: Path) -> None:
     program = tmp_path / "caller.py"
     program.write_text(
@@ -54,10 +63,15 @@ def test_a_killed_caller_leaves_no_job(tmp_path: Path) -> None:
     )
     mark = f"TEST_CALLER={tmp_path}"
     words = [sys.executable, str(program), str(tmp_path)]
-    with running(words, tmp_path / "log", TEST_CALLER=str(tmp_path)) as caller:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    variables = {"TEST_CALLER": str(tmp_path), "TMPDIR": str(folder)}
+    with running(words, tmp_path / "log", **variables) as caller:
         until("both ranks run", lambda: len(list(tmp_path.glob("runs.*"))) == 2)
+        assert list(folder.iterdir())
         caller.kill()
         until("the job has ended", lambda: not remains(mark.encode()))
+        assert not list(folder.iterdir())
 
 
 def test_a_thread_that_attaches_may_end(job: Job) -> None:
