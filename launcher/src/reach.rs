@@ -126,6 +126,11 @@ impl Way {
         Ok(Self { host: host.to_owned(), local, program, words: rest, tried })
     }
 
+    /// What ends if the connection does, for texts: the agent, or the program that reaches it.
+    pub fn what(&self) -> &str {
+        if self.local { "its agent" } else { &self.program[0] }
+    }
+
     /// Starts the program that reaches the host, with pipes as its standard streams.
     ///
     /// # Errors

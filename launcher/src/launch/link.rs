@@ -209,7 +209,9 @@ impl Link {
             Event::Refused { node, what, hint }
         } else {
             let what = strange.or_else(|| stderr.back().cloned()).unwrap_or_else(|| match status {
-                Some(status) => format!("its agent {}", ProcessEnd::from(status)),
+                Some(status) => {
+                    format!("{} {}", self.target.way.what(), ProcessEnd::from(status))
+                }
                 None => "its agent no longer answers".to_owned(),
             });
             Event::Lost { node, what, at }
