@@ -52,7 +52,7 @@ const END: Duration = Duration::from_secs(2);
 /// How long the rest of its standard error may take then.
 const NOISE: Duration = Duration::from_millis(100);
 
-/// The agent gets credit for so many pieces of output at a time.
+/// The number of pieces of output for which the agent gets credit at a time.
 const BATCH: u32 = 128;
 
 /// The pause until orders are looked at again.
@@ -195,8 +195,8 @@ impl Link {
             None => None,
         };
         let status = timeout(END, child.0.wait()).await.ok().and_then(Result::ok);
-        // Another process may keep its standard error open. The loss of the host is told before the
-        // other hosts notice what follows from it (TELL).
+        // Another process may keep its standard error open. The launcher must know of the loss before
+        // the other hosts notice its consequences (TELL).
         let stop = noise.abort_handle();
         let _ = timeout(NOISE, noise).await;
         stop.abort();

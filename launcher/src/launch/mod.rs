@@ -81,7 +81,7 @@ const MARGIN: Duration = Duration::from_millis(100);
 /// How much longer it waits for a daemon's report of the cause, which a busy machine delays.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The reader of standard output may read nothing for so long before the report is told at once.
+/// How long standard output may stay unread before the report is printed without waiting for it.
 const EARLY: Duration = Duration::from_secs(2);
 
 /// How long orders may take to go out before the launcher suspends itself.

@@ -257,9 +257,9 @@ pub enum Order {
     Begin(Begin),
     /// Asks for the time. Also shows that the launcher is alive.
     Clock,
-    /// So many pieces of output have been passed on to the reader: as many more may come.
+    /// Pieces of output have been passed on to the reader, and as many more may be sent.
     Shown {
-        /// How many reports of output, and of the begin and end of an error.
+        /// The number of these reports: of output, and of the beginning and end of an error.
         pieces: u32,
     },
     /// Start a process. Answered by Started or Failed.
