@@ -26,7 +26,7 @@ impl Credit {
         }
     }
 
-    /// The launcher has passed on this number of pieces. It can't give more than there were (TRUST).
+    /// The launcher has passed on this number of pieces, which can't be more than it got (TRUST).
     pub(super) fn give(&self, pieces: u32) {
         let most = PIECES.saturating_sub(self.0.available_permits());
         self.0.add_permits(most.min(pieces as usize));

@@ -195,8 +195,8 @@ impl Link {
             None => None,
         };
         let status = timeout(END, child.0.wait()).await.ok().and_then(Result::ok);
-        // Another process may keep its standard error open. The launcher must know of the loss before
-        // the other hosts notice its consequences (TELL).
+        // Another process may keep its standard error open. The launcher must know of the loss
+        // before the other hosts notice its consequences (TELL).
         let stop = noise.abort_handle();
         let _ = timeout(NOISE, noise).await;
         stop.abort();
