@@ -88,7 +88,7 @@ from gradwire.torch import mpi_ops as mpi_ops
 from gradwire.torch import optimizer as optimizer
 from gradwire.torch import sync_batch_norm as sync_batch_norm
 from gradwire.torch._compression import Compression, Compressor
-from gradwire.torch._consistency import check_consistent
+from gradwire.torch._consistency import check_consistency
 from gradwire.torch._functions import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch._move_ops import (
     allgather,
@@ -173,7 +173,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
-    "check_consistent",
+    "check_consistency",
     "contributors",
     "cross_rank",
     "cross_size",

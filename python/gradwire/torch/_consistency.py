@@ -1,7 +1,7 @@
 """Silent divergence: do all ranks have the same model and optimizer?
 
 Ranks that diverge train on without an error: a layer that one rank initialised differently, a
-learning rate that one rank changed, a write that only one rank made. ``check_consistent`` compares
+learning rate that one rank changed, a write that only one rank made. ``check_consistency`` compares
 digests. Only if they differ do the ranks exchange one digest for each value, and name it.
 """
 
@@ -54,7 +54,7 @@ class _Part(NamedTuple):
     summary: bytes
 
 
-def check_consistent(
+def check_consistency(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,
@@ -91,7 +91,7 @@ def check_consistent(
         ```python
         for step, batch in enumerate(batches):
             train(batch)
-            hvd.check_consistent(model, optimizer, every=100)
+            hvd.check_consistency(model, optimizer, every=100)
         ```
     """
     every = whole_number("every", every)
@@ -117,7 +117,7 @@ def check_consistent(
     for other in told:
         if other.problem is not None:
             raise InvalidRequest(
-                f"check_consistent: rank {other.rank} can't compare its values: {other.problem}",
+                f"check_consistency: rank {other.rank} can't compare its values: {other.problem}",
                 kind="invalid",
             )
     if len({other.summary for other in told}) > 1:
@@ -127,7 +127,7 @@ def check_consistent(
 
 def _gather(value: Any, process_set: ProcessSet) -> list[Any]:
     """Gathers a value of each member that has not joined."""
-    parts = exchange(dumps(value), "allgather-object", "check_consistent", process_set)
+    parts = exchange(dumps(value), "allgather-object", "check_consistency", process_set)
     return [pickle.loads(part) for part in parts if part]
 
 
@@ -210,7 +210,7 @@ def _report(known: dict[int, dict[str, int]]) -> None:
     if all(name.startswith("buffer ") for its in wrong for name in its):
         hint += "; buffers=False leaves buffers out"
     raise Disagreement(
-        "check_consistent: ranks differ from the others\n  " + "\n  ".join(lines) + f"\n{hint}",
+        "check_consistency: ranks differ from the others\n  " + "\n  ".join(lines) + f"\n{hint}",
         kind="disagreement",
         rank=wrong[first][0],
         tensor=first[0].removeprefix("parameter ").removeprefix("buffer "),

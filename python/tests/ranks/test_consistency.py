@@ -1,4 +1,4 @@
-"""``check_consistent``: ranks that differ are named, with what differs."""
+"""``check_consistency``: ranks that differ are named, with what differs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def made(optimizer: Any = torch.optim.Adam) -> tuple[Any, Any]:
 
 def test_equal_ranks_pass() -> None:
     net, steps = made()
-    assert hvd.check_consistent(net, steps) > 0
+    assert hvd.check_consistency(net, steps) > 0
     # Other names of one parameter, other orders of groups' members: values are paired by name.
     tied = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2)})
     tied["b"] = tied["a"]
@@ -32,11 +32,13 @@ def test_equal_ranks_pass() -> None:
     torch.nn.init.ones_(tied["a"].bias)
     order = list(tied.parameters())
     shuffled = order if hvd.rank() == 0 else order[::-1]
-    hvd.check_consistent(tied, torch.optim.SGD(shuffled, lr=0.1, momentum=0.9))
+    hvd.check_consistency(tied, torch.optim.SGD(shuffled, lr=0.1, momentum=0.9))
     # Another order of the groups.
     groups: list[dict[str, Any]] = [{"params": [order[0]], "lr": 0.1}, {"params": [order[1]]}]
-    hvd.check_consistent(tied, torch.optim.SGD(groups if hvd.rank() == 0 else groups[::-1], lr=0.2))
-    hvd.check_consistent(torch.nn.ReLU())
+    hvd.check_consistency(
+        tied, torch.optim.SGD(groups if hvd.rank() == 0 else groups[::-1], lr=0.2)
+    )
+    hvd.check_consistency(torch.nn.ReLU())
 
 
 @pytest.mark.usefixtures("several_ranks")
@@ -81,9 +83,9 @@ def test_each_kind_of_difference_is_named() -> None:
         if hvd.rank() == last:
             change(net, steps)
         if change is buffer:
-            hvd.check_consistent(copy.deepcopy(net), steps, buffers=False)
+            hvd.check_consistency(copy.deepcopy(net), steps, buffers=False)
         with pytest.raises(hvd.Disagreement) as caught:
-            hvd.check_consistent(net, steps)
+            hvd.check_consistency(net, steps)
         # Two ranks have no majority, so the first counts as right.
         assert (caught.value.rank, caught.value.tensor) == (last, name), caught.value
         assert f"rank {last}: 1 of " in str(caught.value)
@@ -95,32 +97,32 @@ def test_a_model_of_its_own_is_cut_to_five() -> None:
     torch.manual_seed(hvd.rank())
     net = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(6)))
     with pytest.raises(hvd.Disagreement, match=r"ranks? 1.*: 12 of 12 values: .* and 7 more"):
-        hvd.check_consistent(net)
+        hvd.check_consistency(net)
 
 
 def test_every_nth_call_compares() -> None:
     net, steps = made(torch.optim.SGD)
-    compared = [hvd.check_consistent(net, steps, every=3) > 0 for _ in range(7)]
+    compared = [hvd.check_consistency(net, steps, every=3) > 0 for _ in range(7)]
     assert compared == [True, False, False, True, False, False, True]
 
 
 def test_what_can_not_be_compared_is_refused() -> None:
     for wrong in (0, -1, 1.5):
         with pytest.raises(hvd.InvalidRequest, match="every"):
-            hvd.check_consistent(torch.nn.ReLU(), every=wrong)
+            hvd.check_consistency(torch.nn.ReLU(), every=wrong)
     with pytest.raises(hvd.InvalidRequest, match=r"model is a dict, not a torch\.nn\.Module"):
-        hvd.check_consistent({})
+        hvd.check_consistency({})
     for who in range(hvd.size()):
         mine = hvd.rank() == who
         net = torch.nn.Linear(3, 2, device="meta" if mine else "cpu")
         with pytest.raises(hvd.InvalidRequest, match=f"rank {who} .*weight has no data"):
-            hvd.check_consistent(net)
+            hvd.check_consistency(net)
         net = torch.nn.LazyLinear(2) if mine else torch.nn.Linear(3, 2)
         with pytest.raises(hvd.InvalidRequest, match=f"rank {who} .*weight has no data"):
-            hvd.check_consistent(net)
+            hvd.check_consistency(net)
         given: Any = "adam" if mine else None
         with pytest.raises(hvd.InvalidRequest, match=f"rank {who} .*optimizer is a str"):
-            hvd.check_consistent(torch.nn.ReLU(), given)
+            hvd.check_consistency(torch.nn.ReLU(), given)
 
 
 def test_a_distributed_optimizer_in_training() -> None:
@@ -134,9 +136,9 @@ def test_a_distributed_optimizer_in_training() -> None:
         steps.zero_grad()
         net(torch.full((2, 3), float(hvd.rank() + number))).sum().backward()
         # While gradients are exchanged.
-        hvd.check_consistent(net, steps)
+        hvd.check_consistency(net, steps)
         steps.step()
-        hvd.check_consistent(net, steps)
+        hvd.check_consistency(net, steps)
 
 
 def test_sparse_and_unusual_values() -> None:
@@ -145,4 +147,4 @@ def test_sparse_and_unusual_values() -> None:
     net.register_buffer("empty", torch.zeros(0, 3))
     net.register_buffer("conj", torch.tensor([1 + 2j]).conj())
     net.register_buffer("nan", torch.tensor(float("nan")))
-    hvd.check_consistent(net)
+    hvd.check_consistency(net)
