@@ -65,7 +65,7 @@ fn page() -> OwnedFd {
 fn wrong_workers_are_refused_with_a_reason() {
     let (cluster, first) = half_a_job();
     let job = cluster.job().to_string();
-    let pid = format!("local rank 0 is taken by process {} on this host", std::process::id());
+    let again = format!("process {} has attached as local rank 0 already", std::process::id());
     let protocols = format!("this daemon is {VERSION} (protocol {PROTOCOL})");
     type Spoil = fn(&mut pb::Attach);
     let cases: [(u32, Spoil, &[&str]); 7] = [
@@ -83,7 +83,7 @@ fn wrong_workers_are_refused_with_a_reason() {
         ),
         (2, |_| (), &["local rank 2 does not exist: this node has 2 slots", "GRADWIRE_LOCAL_RANK"]),
         (u32::MAX, |_| (), &["local rank 4294967295 does not exist"]),
-        (0, |_| (), &[&pid]),
+        (0, |_| (), &[&again]),
     ];
     for (local_rank, spoil, expected) in cases {
         let text = refusal(&cluster, local_rank, spoil, &[page().as_fd()]);
