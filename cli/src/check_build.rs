@@ -35,7 +35,7 @@ pub fn describe() -> String {
 fn describe_with(python: Option<&str>) -> String {
     let mut text = format!(
         "gradwire {}\n\n\
-         Ways of data:\n    \
+         Transports:\n    \
          [X] shared memory inside a host\n    \
          [X] TCP between hosts\n    \
          [ ] MPI, NCCL, Gloo, oneCCL: not used\n",
