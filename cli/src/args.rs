@@ -332,6 +332,7 @@ mod tests {
         for (line, expected) in [
             ("gradwire run --np 0 x", "expected the number of ranks, from 1 to 1048576"),
             ("gradwire run --np gpu x", "-N auto counts devices"),
+            ("gradwire run -N 2 --host-discovery-script s x", "cannot be used with"),
             ("gradwire run -N gpu x", "expected a number from 1 to 1048576, or auto"),
             ("gradwire run --np two x", "invalid value 'two'"),
             ("gradwire run --np 2", "PROGRAM"),

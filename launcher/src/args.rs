@@ -106,7 +106,8 @@ pub struct ElasticOptions {
     /// A line is `host:slots` or `host`. Comments begin with #.
     ///
     /// Hosts that it no longer prints leave the job.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "hostfile"])]
+    #[arg(long, value_name = "FILE", 
+          conflicts_with_all = ["hosts", "hostfile", "nproc_per_node"])]
     pub host_discovery_script: Option<PathBuf>,
     /// Slots of a host without a number of slots [default: 1].
     ///
