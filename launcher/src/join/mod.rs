@@ -82,6 +82,10 @@ impl Join<'_> {
             let (what, hint) = text.split_once('\n').unwrap_or((&text, ""));
             CommandError::failed(what).hint(hint)
         })?;
+        self.placement.agree(&text).map_err(|what| {
+            let hint = "start all tasks of a job with one command, and don't change its variables";
+            CommandError::usage(what).hint(hint)
+        })?;
         Ok(self.attaching(&text, &self.placement))
     }
 

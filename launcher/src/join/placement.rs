@@ -84,15 +84,35 @@ impl Placement {
         let offset = u16::from_le_bytes([digest[8], digest[9]]) % PORTS.1;
         (id, PORTS.0 + offset)
     }
+
+    /// The numbers on which all tasks of a host agree, by the names of the variables of a rank.
+    pub(super) fn counts(&self) -> [(&'static str, u32); 2] {
+        [("GRADWIRE_SIZE", self.size), ("GRADWIRE_LOCAL_SIZE", self.slots)]
+    }
+
+    /// Compares its counts with those of the first task of the host, which are among these lines.
+    pub(super) fn agree(&self, lines: &str) -> Result<(), String> {
+        for ((name, own), what) in self.counts().into_iter().zip(["the job", "this host"]) {
+            let first = lines.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+            if let Some(first) = first.filter(|first| *first != own.to_string()) {
+                return Err(format!(
+                    "{what} has {own} ranks by the variables of rank {}, and {first} by those of \
+                     rank {}",
+                    self.rank,
+                    self.rank - self.local
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn each_session_is_a_job_of_its_own() {
-        let placement = Placement {
+    fn placement() -> Placement {
+        Placement {
             starter: "mpiexec",
             key: None,
             rank: 0,
@@ -104,7 +124,23 @@ mod tests {
             hosts: Vec::new(),
             master: None,
             is_pod: false,
-        };
+        }
+    }
+
+    #[test]
+    fn tasks_that_disagree_are_refused() {
+        let second = Placement { rank: 1, size: 4, local: 1, slots: 2, ..placement() };
+        assert_eq!(second.agree("A=1\nGRADWIRE_SIZE=4\nGRADWIRE_LOCAL_SIZE=2\n"), Ok(()));
+        let error = second.agree("GRADWIRE_SIZE=6\nGRADWIRE_LOCAL_SIZE=2\n").unwrap_err();
+        let expected = "the job has 4 ranks by the variables of rank 1, and 6 by those of rank 0";
+        assert_eq!(error, expected);
+        let error = second.agree("GRADWIRE_SIZE=4\nGRADWIRE_LOCAL_SIZE=4\n").unwrap_err();
+        assert!(error.starts_with("this host has 2 ranks by"), "{error}");
+    }
+
+    #[test]
+    fn each_session_is_a_job_of_its_own() {
+        let placement = placement();
         let (first, port) = placement.job("a", 0);
         assert_eq!(placement.job("a", 0), (first.clone(), port));
         assert!((PORTS.0..PORTS.0 + PORTS.1).contains(&port), "{port}");

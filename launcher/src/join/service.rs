@@ -150,6 +150,7 @@ pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandErr
     let mut attach: Vec<_> =
         variables.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     attach.sort();
+    attach.extend(placement.counts().map(|(name, number)| format!("{name}={number}\n")));
     let mut set = |name: &str, value: String| variables.insert(name.to_owned(), value);
     set("GRADWIRE_HOST", own_name.clone());
     set("GRADWIRE_SLOTS", placement.slots.to_string());

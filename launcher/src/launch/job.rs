@@ -134,6 +134,8 @@ pub struct Job {
     /// The ranks have been given time to report the failure.
     reporting: bool,
     ranks_ran: bool,
+    /// Whether other ranks ran when the first cause was known, so that they were stopped.
+    others_ran: bool,
     /// The user wants the job to end now, without waiting for a reader of its output.
     hurried: bool,
     commands: Vec<Command>,
@@ -162,6 +164,7 @@ impl Job {
             awaited: false,
             reporting: false,
             ranks_ran: false,
+            others_ran: false,
             hurried: false,
             commands: Vec::new(),
         }
@@ -179,9 +182,8 @@ impl Job {
 
     /// The report, once all processes of the job have ended.
     pub fn report(&self) -> Option<JobReport> {
-        let others = self.ranks_ran && self.plan.size() > 1;
         (self.phase == Phase::Done).then(|| {
-            let report = JobReport::new(&self.causes, self.failure(), others);
+            let report = JobReport::new(&self.causes, self.failure(), self.others_ran);
             if self.has_no_restart_left() { report.temporary() } else { report }
         })
     }

@@ -54,7 +54,10 @@ pub enum RecordError {
         found: String,
     },
     /// It has no complete header.
-    #[error("the record {path} has no beginning: the rank ended before it had joined the job")]
+    #[error(
+        "the record {path} has no beginning: the rank ended before it had joined the job, or no \
+         space was left"
+    )]
     Empty {
         /// The file.
         path: PathBuf,

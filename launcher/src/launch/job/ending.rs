@@ -17,6 +17,10 @@ impl Job {
         }
         let is_loss =
             matches!(cause, Cause::Ended { .. } | Cause::Lost { .. } | Cause::Asked { .. });
+        if self.causes.is_empty() {
+            let others_run = self.plan.members().any(|member| !self.has_ended(member));
+            self.others_ran = self.ranks_ran && self.plan.size() > 1 && others_run;
+        }
         self.causes.push(cause);
         match self.phase {
             Phase::Gathering => {}

@@ -449,7 +449,12 @@ impl Job {
             }
             Phase::Finishing => {
                 let first = self.epochs.as_ref().and_then(|epochs| epochs.finished);
-                let who = first.map_or_else(|| "a rank".to_owned(), |rank| format!("rank {rank}"));
+                let place =
+                    self.processes.keys().find(|(_, role)| Some(*role) == first.map(Role::Rank));
+                let who = place.map_or_else(
+                    || "a rank".to_owned(),
+                    |(agent, role)| format!("{role} on host {}", self.host(*agent)),
+                );
                 let what = format!("{who} has ended without an error, and the other ranks need it");
                 let hint = "every rank must make the same calls until the end; with uneven data, \
                             a rank without more calls join()";

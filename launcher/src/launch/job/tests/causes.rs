@@ -21,6 +21,21 @@ fn the_first_rank_to_fail_decides() {
 }
 
 #[test]
+fn ranks_that_had_ended_were_not_stopped() {
+    let mut job = running();
+    for (node, rank) in [(0, 0), (0, 1)] {
+        step(&mut job, exited(node, Role::Rank(rank), ProcessEnd::Code(0), 1500), 1500);
+    }
+    step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Code(3), 1700), 1700);
+    while job.phase != Phase::Stopping {
+        let at = job.deadline().expect("WAIT");
+        job.step(Event::Tick, at);
+    }
+    let first = &stop_all(&mut job, 5000).lines[0];
+    assert!(first.ends_with(" ended with exit code 3, 0.7 s after start"), "{first}");
+}
+
+#[test]
 fn a_stopped_daemon_is_named_before_ranks() {
     let mut job = running();
     step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(7), 1405), 1406);

@@ -374,7 +374,7 @@ fn a_rank_that_leaves_alone_ends_the_job() {
     let orders = daemon_ends(&mut job, 0, 0, 1330);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "they wait in vain");
     let report = stop_all(&mut job, 1400);
-    let first = "error: rank 1 has ended without an error, and the other ranks need it";
+    let first = "error: rank 1 on host a has ended without an error, and the other ranks need it";
     assert_eq!((report.code, report.lines[0].as_str()), (1, first));
     assert!(report.lines[1].starts_with("hint: every rank must make the same calls"));
 }
