@@ -86,8 +86,9 @@ impl Job {
             }
             Phase::Daemons => format!("no daemon serves on {}", hosts(&|h| h.metrics.is_none())),
             _ => {
-                let ranks = self.plan.members().filter(|member| !self.has_started(*member));
-                let ranks: Vec<_> = ranks.map(|(_, rank)| rank.to_string()).collect();
+                let missing = self.plan.members().filter(|member| !self.has_started(*member));
+                let of_host = |(agent, rank)| format!("{rank} ({})", self.host(agent));
+                let ranks: Vec<_> = missing.map(of_host).collect();
                 format!("ranks not started: {}", ranks.join(", "))
             }
         }

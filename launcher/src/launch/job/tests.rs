@@ -188,7 +188,7 @@ fn what_has_not_started_in_time_is_named() {
     for event in [ready(0), ready(1), said(0, Role::Daemon, GRPC), serving(1)] {
         step(&mut ranks, event, 1);
     }
-    assert!(late(&mut ranks).ends_with(": ranks not started: 0, 1"));
+    assert!(late(&mut ranks).ends_with(": ranks not started: 0 (a), 1 (b)"));
 }
 
 #[test]
