@@ -2,7 +2,13 @@
 
 #![forbid(unsafe_code)]
 
-use std::{ffi::OsString, fs, process::ExitCode, thread};
+use std::{
+    ffi::OsString,
+    fs,
+    io::{IsTerminal, stdin},
+    process::ExitCode,
+    thread,
+};
 
 use clap::CommandFactory;
 use gradwire_bench::{self as bench, args::Bench};
@@ -161,6 +167,10 @@ fn run_job(run: Run) -> Result<ExitCode, CommandError> {
     let mut words = module.chain(run.command);
     let program = words.next().filter(|program| program != ITSELF);
     let program = program.ok_or_else(|| CommandError::usage("the program's name is empty"))?;
+    let words: Vec<_> = words.collect();
+    if words.iter().any(|word| word == "-") && !stdin().is_terminal() {
+        print_line("gradwire: ranks have an empty standard input, which '-' may stand for");
+    }
     let mut plan = Plan::new(nodes, program, words, &loaded)?;
     for (name, value) in &run.variables {
         if value.is_none() && std::env::var_os(name).is_none() {
@@ -169,6 +179,7 @@ fn run_job(run: Run) -> Result<ExitCode, CommandError> {
     }
     let variables = run.variables.into_iter();
     plan.record = run.record.plan(plan.size(), elastic.is_some())?;
+    plan.output_dir = run.output_dir.as_deref().and_then(|dir| std::path::absolute(dir).ok());
     plan.elastic = elastic.map(|(elastic, _)| elastic);
     plan.exported = variables.filter_map(|(name, value)| Some((name, value?))).collect();
     if run.dry_run {

@@ -235,6 +235,28 @@ fn binary_output_and_progress_bars_are_unchanged() {
 }
 
 #[test]
+fn a_rank_may_describe_its_error_in_its_folder() {
+    let place = Place::new();
+    let script = "echo {} > $TORCHELASTIC_ERROR_FILE";
+    let output = place.run(&["run", "-np", "2", "--output-dir", "out", "sh", "-c", script]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    for rank in 0..2 {
+        let file = place.path().join(format!("out/rank.0{rank}/error.json"));
+        assert_eq!(fs::read_to_string(file).unwrap(), "{}\n");
+    }
+    let output = place.run(&["run", "sh", "-c", "echo ${TORCHELASTIC_ERROR_FILE-none}"]);
+    assert_eq!(output.stdout, "[0] none\n");
+}
+
+#[test]
+fn an_empty_standard_input_is_mentioned() {
+    let output = Place::new().run(&["run", "cat", "-"]);
+    assert_eq!((output.code, output.stdout.as_str()), (Some(0), ""));
+    let expected = "gradwire: ranks have an empty standard input, which '-' may stand for\n";
+    assert!(output.stderr.starts_with(expected), "{output:?}");
+}
+
+#[test]
 fn a_reader_that_goes_away_ends_the_job() {
     let place = Place::new();
     let script = format!("while :; do echo y; done & sleep {}", place.nap);

@@ -14,8 +14,11 @@ const OF_USERS: [&str; 5] = [
     "GRADWIRE_SECRET_FILE",
 ];
 
+/// The variable with the file in which a program of PyTorch describes its uncaught error.
+pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+
 /// What a launcher tells ranks with the names of others.
-const PLACES: [&str; 18] = [
+const PLACES: [&str; 19] = [
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
     "HOROVOD_LOCAL_RANK",
@@ -31,6 +34,7 @@ const PLACES: [&str; 18] = [
     "NODE_RANK",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
+    ERROR_FILE,
     "GROUP_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",

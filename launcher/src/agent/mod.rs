@@ -27,7 +27,7 @@ pub mod split;
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{ExitCode, Stdio},
     sync::{
         Arc,
@@ -62,6 +62,7 @@ use self::{
 use crate::{
     error::{limits_hint, print_line},
     messages::Reader,
+    outer::ERROR_FILE,
     processes::{self, Which},
     signals::{Endings, passed},
 };
@@ -469,6 +470,12 @@ impl Agent {
             .stderr(Stdio::piped())
             // CLEAN: a group of its own, so that its children can be asked to end with it.
             .process_group(0);
+        let error_file =
+            start.environment.get(ERROR_FILE).and_then(|file| Path::new(file).parent());
+        if error_file.is_some_and(|folder| !folder.is_dir()) {
+            // This host doesn't share the folder: the rank would fail once more to write there.
+            command.env_remove(ERROR_FILE);
+        }
         let mut child = command.spawn().map_err(|error| {
             let hint = limits_hint(&error).map(|hint| format!("; {hint}")).unwrap_or_default();
             format!("{} can't be started on host {}: {error}{hint}", start.role, self.begin.host)

@@ -11,6 +11,21 @@ use gradwire_services::launch::Stream;
 
 use super::lines::{Line, Source};
 
+/// How many digits the number of a rank has at least in the name of its folder.
+fn digits(size: u32) -> usize {
+    size.saturating_sub(1).to_string().len().max(2)
+}
+
+fn rank_folder(rank: u32, digits: usize) -> String {
+    format!("rank.{rank:0digits$}")
+}
+
+/// The file in which a rank of a job of `size` ranks describes an uncaught error, if its program
+/// uses PyTorch's `torch.distributed.elastic.multiprocessing.errors.record`.
+pub(super) fn error_file(directory: &Path, size: u32, rank: u32) -> PathBuf {
+    directory.join(rank_folder(rank, digits(size))).join("error.json")
+}
+
 /// The files of each process: `DIR/rank.07/stdout` and `stderr`, with as many digits as the job
 /// needs at first, and `DIR/daemon.HOST/stderr`.
 #[derive(Debug)]
@@ -49,8 +64,8 @@ impl Files {
         size: u32,
         hosts: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, (PathBuf, io::Error)> {
-        let digits = size.saturating_sub(1).to_string().len().max(2);
-        let mut files = Self { directory: directory.to_owned(), digits, open: BTreeMap::new() };
+        let (directory, digits) = (directory.to_owned(), digits(size));
+        let mut files = Self { directory, digits, open: BTreeMap::new() };
         for rank in 0..size {
             files.add_rank(rank)?;
         }
@@ -62,7 +77,7 @@ impl Files {
 
     /// Creates the files of a rank.
     fn add_rank(&mut self, rank: u32) -> Result<(), (PathBuf, io::Error)> {
-        let folder = self.directory.join(format!("rank.{rank:0digits$}", digits = self.digits));
+        let folder = self.directory.join(rank_folder(rank, self.digits));
         for (stream, name) in [(Stream::Stdout, "stdout"), (Stream::Stderr, "stderr")] {
             self.add(Source::Rank(rank), stream, &folder, name)?;
         }

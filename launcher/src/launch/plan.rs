@@ -1,6 +1,6 @@
 //! What runs where: assigns ranks to hosts, and gives each process its environment. Pure.
 
-use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, path::PathBuf, time::Duration};
 
 use gradwire_proto::{Rank, Secret};
 use gradwire_services::launch::HERE;
@@ -8,8 +8,8 @@ use gradwire_services::launch::{REPORTS_ARE_READ, Text};
 use gradwire_settings::{Loaded, Settings};
 
 pub use super::hosts::count;
-use super::{elastic::Elastic, hosts::Host};
-use crate::error::CommandError;
+use super::{elastic::Elastic, files::error_file, hosts::Host};
+use crate::{error::CommandError, outer::ERROR_FILE};
 
 /// The variable of the setting `elastic.timeout_ms`.
 const ELASTIC_TIMEOUT: &str = "GRADWIRE_ELASTIC__TIMEOUT_MS";
@@ -76,6 +76,8 @@ pub struct Plan {
     pub exported: Variables,
     /// What is recorded.
     pub record: Option<Record>,
+    /// The folder of `--output-dir`; absolute.
+    pub output_dir: Option<PathBuf>,
 }
 
 /// Ranks whose results are recorded.
@@ -201,6 +203,7 @@ impl Plan {
             worker_settings: worker.map(|row| (row.key.variable(), row.value.clone())).collect(),
             exported: Variables::new(),
             record: None,
+            output_dir: None,
         })
     }
 
@@ -339,6 +342,10 @@ impl Plan {
             ("TORCHELASTIC_RUN_ID", self.job.to_string()),
             ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
         ]));
+        if let Some(folder) = &self.output_dir {
+            let file = error_file(folder, self.size(), rank);
+            all.extend(file.to_str().map(|file| (ERROR_FILE.to_owned(), file.to_owned())));
+        }
         all.extend(self.record.iter().flat_map(|record| record.variables(rank)));
         all.extend(self.exported.clone());
         all
