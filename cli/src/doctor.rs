@@ -73,9 +73,9 @@ pub async fn check(
 ) -> Result<Report, CommandError> {
     let began = Instant::now();
     let mut endings = Endings::listen().map_err(|error| CommandError::system(&error))?;
-    let path = forwarded(environment).remove("PATH");
+    let forwarded = forwarded(environment);
     let facts = tokio::select! {
-        facts = launch::run(nodes, settings, path) => facts?,
+        facts = launch::run(nodes, settings, &forwarded) => facts?,
         // Dropping the future ends all that it started (CLEAN).
         signal = endings.next() => {
             let mut error = CommandError::failed("the check was interrupted");

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use gradwire_net::interfaces::data_address;
 use gradwire_proto::{JobId, Secret, beat::Limits};
 use gradwire_settings::{
     Settings,
@@ -17,7 +18,7 @@ use rustix::process::{Pid, getppid};
 
 use crate::{
     model::{elastic::Elastic, job::JobIdentity},
-    transport::{handshake::MAX_STREAMS, interfaces::data_address},
+    transport::handshake::MAX_STREAMS,
 };
 
 /// The configuration of a daemon, made by [`DaemonConfig::from_env`].
@@ -119,7 +120,10 @@ impl DaemonConfig {
                         let (variable, value) = ("data.interface", given.clone());
                         VariableError::Invalid { variable, value, reason: error.0 }
                     })?;
-                    SocketAddr::new(own, 0)
+                    if let Some((name, text)) = own.ignored {
+                        tracing::warn!(%name, %text, "no interface of this host fits: it is ignored");
+                    }
+                    SocketAddr::new(own.address, 0)
                 }
             },
             parent: getppid(),

@@ -1,7 +1,12 @@
 //! Facts about hosts and pairs. Data only: [`crate::findings`] decides what they mean.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+};
 
+use gradwire_launcher::launch::plan::Variables;
+use gradwire_net::interfaces::OTHERS;
 use gradwire_settings::{HugePages, Settings};
 use serde::{Deserialize, Serialize};
 
@@ -232,6 +237,10 @@ impl Facts {
 pub struct Wanted {
     /// `data.listen`
     pub data_listen: Option<SocketAddr>,
+    /// `data.interface`
+    pub data_interface: String,
+    /// The variables of others that name interfaces, as the processes of a job get them.
+    pub interface_variables: HashMap<String, String>,
     /// `coordinator.listen`
     pub coordinator_listen: Option<SocketAddr>,
     /// `metrics.listen`: the address, the first and the last port.
@@ -249,18 +258,22 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Takes them out of the settings.
-    pub fn new(settings: &Settings, path: Option<String>) -> Self {
+    /// Takes them out of the settings, and out of the environment that the processes of a job get.
+    pub fn new(settings: &Settings, environment: &Variables) -> Self {
+        let of_interfaces =
+            |name: &&str| environment.get(*name).map(|text| ((*name).to_owned(), text.clone()));
         let metrics = &settings.metrics.listen;
         Self {
             data_listen: settings.data.listen,
+            data_interface: settings.data.interface.clone(),
+            interface_variables: OTHERS.iter().filter_map(of_interfaces).collect(),
             coordinator_listen: settings.coordinator.listen,
             metrics: (metrics.ip, *metrics.ports.start(), *metrics.ports.end()),
             congestion_control: settings.data.congestion_control.clone(),
             streams: settings.data.lanes * settings.data.streams,
             require_huge_pages: settings.worker.huge_pages == HugePages::Require,
             gradwired: settings.launch.gradwired.clone(),
-            path,
+            path: environment.get("PATH").cloned(),
         }
     }
 }

@@ -30,7 +30,7 @@ pub enum Order {
     Clock,
     /// Report the facts of the host, and listen. Answered by Facts.
     /// `address` is the one by which others reach it; `secret` has 64 hexadecimal digits.
-    Listen { host: u32, address: IpAddr, secret: String, wanted: Wanted },
+    Listen { host: u32, address: IpAddr, secret: String, wanted: Box<Wanted> },
     /// Dial these peers, all at once. Each is answered by Dialled.
     Dial { peers: Vec<Peer>, limit_ms: u64 },
     /// Measure with one peer. Answered by Measured; both agents answer with a Received for each

@@ -1,7 +1,11 @@
 //! Statistics of TCP connections, an option that no safe library sets, and sends from memory that
 //! others may change. Linux only.
 //!
+//! - [`interfaces`]: which network of a host carries the data
+//!
 //! Callers decide how long a connection may make no progress.
+
+pub mod interfaces;
 
 use std::{
     io,

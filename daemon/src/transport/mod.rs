@@ -4,7 +4,6 @@
 //! - [`handshake`]: how two daemons authenticate each other
 //! - `connections`: decides which connections are dialled, and when they are dialled again (pure)
 //! - `window`: the sizes of a connection's buffers (pure)
-//! - `interfaces`: which network of this host carries the data
 //! - `line`: the rate of this host's line
 //! - `patience`: how long making a connection may take (pure)
 //! - `paths`: the system's measurements of the paths to the peers
@@ -14,7 +13,6 @@
 pub(crate) mod connections;
 pub mod frame;
 pub mod handshake;
-pub(crate) mod interfaces;
 pub(crate) mod line;
 pub(crate) mod paths;
 pub(crate) mod patience;

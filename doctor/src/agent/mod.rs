@@ -17,12 +17,13 @@ pub mod programs;
 pub mod read;
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use gradwire_launcher::{agent::host::reached_address, messages::Reader, signals::Endings};
+use gradwire_net::interfaces::data_address;
 use gradwire_proto::Secret;
 use gradwire_services::launch::to_line;
 use tokio::{
@@ -35,7 +36,7 @@ use tokio_util::task::TaskTracker;
 
 use self::connect::Kind;
 use crate::{
-    facts::{HostFacts, Purpose},
+    facts::{HostFacts, Purpose, Wanted},
     limits::{CONNECT, LIFE, MAX_ACCEPTED, ROUND},
     messages::{Order, Peer, Report},
 };
@@ -109,8 +110,10 @@ impl Agent {
                 let secret = Secret::from_hex(&secret).map_err(|error| error.to_string())?;
                 let state = Listening { host, secret: Arc::new(secret), streams: wanted.streams };
                 self.state = Some(state.clone());
-                let data = wanted.data_listen.unwrap_or(SocketAddr::new(address, 0));
-                let data = self.listen(data, address, &state).await;
+                let data = match data_listen(&wanted, address) {
+                    Ok(at) => self.listen(at, address, &state).await,
+                    Err(why) => Err(why),
+                };
                 let coordinator = match wanted.coordinator_listen {
                     _ if host != 0 => None,
                     Some(at) => Some(self.listen(at, address, &state).await),
@@ -122,7 +125,8 @@ impl Agent {
                 };
                 let reports = self.reports.clone();
                 tokio::spawn(async move {
-                    let known = read::all(address, &wanted).await;
+                    let of_data = data.as_ref().map_or(address, SocketAddr::ip);
+                    let known = read::all(of_data, &wanted).await;
                     let facts = HostFacts { data, coordinator, heartbeats, ..known };
                     reports.send(Report::Facts { facts: Box::new(facts) }).await
                 });
@@ -152,7 +156,7 @@ impl Agent {
     async fn listen(
         &self,
         at: SocketAddr,
-        own: std::net::IpAddr,
+        own: IpAddr,
         state: &Listening,
     ) -> Result<SocketAddr, String> {
         let failed = |error| format!("can't listen on {at}: {error}");
@@ -175,6 +179,18 @@ impl Agent {
         let socket = UdpSocket::bind(at).await.map_err(failed)?;
         tokio::spawn(datagram::answer(socket, state.secret.clone()));
         Ok(at)
+    }
+}
+
+/// Where a daemon on this host would listen for data.
+fn data_listen(wanted: &Wanted, address: IpAddr) -> Result<SocketAddr, String> {
+    if let Some(listen) = wanted.data_listen {
+        return Ok(listen);
+    }
+    let (given, variables) = (&wanted.data_interface, &wanted.interface_variables);
+    match data_address(given, variables, address) {
+        Ok(found) => Ok(SocketAddr::new(found.address, 0)),
+        Err(error) => Err(format!("data.interface={given}: {error}")),
     }
 }
 

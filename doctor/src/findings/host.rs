@@ -1,5 +1,7 @@
 //! The facts of one host, compared with the needs of a job with these settings.
 
+use std::net::SocketAddr;
+
 use gradwire_settings::{HugePages, Settings};
 
 use super::finding::{Check, Finding, Status};
@@ -116,8 +118,13 @@ fn versions(facts: &HostFacts, version: &str, ranks: u32) -> Finding {
 fn listens(facts: &HostFacts, settings: &Settings) -> Finding {
     let check = Check::Ports;
     if let Err(why) = &facts.data {
-        return Finding::pass(check, why)
-            .bad(Status::Fail, "free the port, or set data.listen to another address");
+        let remedy = match settings.data.listen {
+            None if !settings.data.interface.is_empty() => {
+                "set data.interface to an interface or network of every host"
+            }
+            _ => "free the port, or set data.listen to another address",
+        };
+        return Finding::pass(check, why).bad(Status::Fail, remedy);
     }
     if let Some(Err(why)) = &facts.coordinator {
         return Finding::pass(check, format!("coordinator: {why}"))
@@ -144,7 +151,8 @@ fn listens(facts: &HostFacts, settings: &Settings) -> Finding {
 
 fn address(host: &Host, facts: &HostFacts) -> Finding {
     let check = Check::Address;
-    let Some(address) = host.address else { return Finding::pass(check, "unknown") };
+    let of_data = facts.data.as_ref().ok().map(SocketAddr::ip);
+    let Some(address) = of_data.or(host.address) else { return Finding::pass(check, "unknown") };
     let Some(own) = &facts.interface else {
         // With address translation, a host does not have the address by which others reach it.
         return Finding::pass(check, format!("{address} is not an address of this host"))
@@ -158,7 +166,7 @@ fn address(host: &Host, facts: &HostFacts) -> Finding {
         Some(other) => Finding::pass(check, found).bad(
             Status::Warn,
             format!(
-                "{} is faster{}: use the addresses of the hosts in its network",
+                "{} is faster{}: set data.interface to it, or to its network",
                 other.name,
                 rate(other.mbit)
             ),

@@ -12,7 +12,10 @@ use std::{
 
 use gradwire_launcher::{
     error::CommandError,
-    launch::{places, plan::Node},
+    launch::{
+        places,
+        plan::{Node, Variables},
+    },
     reach::Way,
 };
 use gradwire_proto::Secret;
@@ -27,7 +30,7 @@ use crate::{
     rounds::rounds,
 };
 
-/// Asks all hosts and returns their facts. `path` is the `PATH` of a job's processes on other
+/// Asks all hosts and returns their facts. `environment` is that of a job's processes on other
 /// hosts.
 ///
 /// # Errors
@@ -35,13 +38,14 @@ use crate::{
 pub async fn run(
     nodes: &[Node],
     settings: &Settings,
-    path: Option<String>,
+    environment: &Variables,
 ) -> Result<Facts, CommandError> {
     let names: Vec<_> = nodes.iter().map(|node| node.host.clone()).collect();
     let local = places::are_local(&names).await;
     let remote = names.iter().zip(&local).find(|(_, local)| !**local).map(|(name, _)| name.clone());
     let mut check = Check {
         settings,
+        wanted: Wanted::new(settings, environment),
         secret: Secret::generate(),
         links: Vec::new(),
         hosts: Vec::new(),
@@ -62,7 +66,7 @@ pub async fn run(
             lost: None,
         });
     }
-    check.ask_hosts(started, remote, path).await;
+    check.ask_hosts(started, remote).await;
     check.dial().await;
     for pairs in rounds(nodes.len()) {
         check.measure(pairs).await;
@@ -72,6 +76,7 @@ pub async fn run(
 
 struct Check<'a> {
     settings: &'a Settings,
+    wanted: Wanted,
     secret: Secret,
     /// By host; `None` for hosts that can't be asked.
     links: Vec<Option<Link>>,
@@ -86,12 +91,7 @@ impl Check<'_> {
     }
 
     /// Asks all hosts at once: the greeting, the clock, and the facts.
-    async fn ask_hosts(
-        &mut self,
-        started: Vec<Result<Link, Refused>>,
-        remote: Option<String>,
-        path: Option<String>,
-    ) {
+    async fn ask_hosts(&mut self, started: Vec<Result<Link, Refused>>, remote: Option<String>) {
         let limit = START.min(self.settings.start.timeout);
         let mut tasks = JoinSet::new();
         self.links.resize_with(started.len(), || None);
@@ -103,15 +103,17 @@ impl Check<'_> {
                     continue;
                 }
             };
-            let path = path.clone().filter(|_| !link.way.local);
-            let (secret, wanted) = (self.secret.to_hex(), Wanted::new(self.settings, path));
+            let mut wanted = self.wanted.clone();
+            wanted.path = wanted.path.filter(|_| !link.way.local);
+            let secret = self.secret.to_hex();
             let remote = remote.clone();
             tasks.spawn(async move {
                 let begun = link.start(remote.as_deref(), limit).await;
                 let host = u32::try_from(number).unwrap_or(u32::MAX);
                 let known = match begun {
                     Ok((address, clock)) => {
-                        let order = Order::Listen { host, address, secret, wanted };
+                        let order =
+                            Order::Listen { host, address, secret, wanted: Box::new(wanted) };
                         let facts = link.facts(order).await.ok_or_else(|| {
                             let why = link.lost.clone().unwrap_or_default();
                             Refused::new(
@@ -193,7 +195,7 @@ impl Check<'_> {
     /// Measures the pairs of one round at once. A pair is measured from a side that can connect. A
     /// pair without connections has been reported.
     async fn measure(&mut self, pairs: Vec<(usize, usize)>) {
-        let streams = Wanted::new(self.settings, None).streams;
+        let streams = self.wanted.streams;
         let limit = self.connect_limit();
         let mut tasks = JoinSet::new();
         for (a, b) in pairs {

@@ -8,9 +8,13 @@ use super::checked;
 
 fn pair() -> Option<(Pair, Launch)> {
     let pair = Pair::new()?;
-    let launch = Launch::new().doctor().words(&["--json"]).ssh(&pair.ssh());
-    let launch = launch.hosts("10.213.0.1,10.213.0.2").in_network(pair.first());
+    let launch = between(&pair);
     Some((pair, launch))
+}
+
+fn between(pair: &Pair) -> Launch {
+    let launch = Launch::new().doctor().words(&["--json"]).ssh(&pair.ssh());
+    launch.hosts("10.213.0.1,10.213.0.2").in_network(pair.first())
 }
 
 #[test]
@@ -24,6 +28,21 @@ fn a_port_dropped_in_one_direction_is_named() {
     found.assert("ports", "10.213.0.2", "pass", &["data can be reached"]);
     found.assert_measured("latency", "10.213.0.2");
     found.assert_measured("bandwidth", "10.213.0.2");
+}
+
+/// What a job would use for its data is measured, and not the network that reaches the hosts.
+#[test]
+fn the_network_of_the_data_is_checked() {
+    let Some(pair) = Pair::new() else { return };
+    pair.add_network("fast0");
+    let found = checked(between(&pair).set("data.interface=fast*"));
+    found.assert("address", "10.213.0.2", "pass", &[Pair::SECOND, " on fast0"]);
+    found.assert("ports", "10.213.0.2", "pass", &["data can be reached"]);
+    let found = checked(between(&pair).variable("NCCL_SOCKET_IFNAME", "fast"));
+    found.assert("address", "10.213.0.1", "pass", &[Pair::SECOND, " on fast0"]);
+    let found = checked(between(&pair).set("data.interface=fast1"));
+    let expected = ["data.interface=fast1: none of this host's", "an interface or network of"];
+    found.assert("ports", "10.213.0.1", "fail", &expected);
 }
 
 #[test]

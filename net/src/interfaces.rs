@@ -15,12 +15,12 @@ use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
 const NCCL: &str = "NCCL_SOCKET_IFNAME";
 
-/// Variables of others with the names of interfaces.
-const OTHERS: [&str; 2] = [NCCL, "GLOO_SOCKET_IFNAME"];
+/// Variables of others with the names of interfaces; the first that is set counts.
+pub const OTHERS: [&str; 2] = [NCCL, "GLOO_SOCKET_IFNAME"];
 
 /// An interface with one of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Interface {
+struct Interface {
     name: String,
     address: IpAddr,
 }
@@ -32,9 +32,32 @@ impl fmt::Display for Interface {
 }
 
 /// Why no address of this host fits.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct InterfaceError(pub(crate) String);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceError(pub String);
+
+impl fmt::Display for InterfaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for InterfaceError {}
+
+/// The address of a host for its data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The variable of another library that names no interface of this host, and its value. It is
+    /// ignored: that library may not run here.
+    pub ignored: Option<(&'static str, String)>,
+}
+
+impl From<IpAddr> for DataAddress {
+    fn from(address: IpAddr) -> Self {
+        Self { address, ignored: None }
+    }
+}
 
 /// An entry of a list.
 #[derive(Debug, PartialEq, Eq)]
@@ -154,37 +177,39 @@ fn choose(
     variables: &HashMap<String, String>,
     all: &[Interface],
     own: IpAddr,
-) -> Result<IpAddr, InterfaceError> {
+) -> Result<DataAddress, InterfaceError> {
     if !given.trim().is_empty() {
         let choice = Choice::parse(given).map_err(InterfaceError)?;
-        return choice.address(all, own).ok_or_else(|| {
+        return choice.address(all, own).map(Into::into).ok_or_else(|| {
             let has: Vec<_> = all.iter().map(ToString::to_string).collect();
             InterfaceError(format!("none of this host's interfaces fits: {}", has.join(", ")))
         });
     }
     // A job on this host needs no other address.
     if own.is_loopback() {
-        return Ok(own);
+        return Ok(own.into());
     }
     let mut set = OTHERS.iter().filter_map(|name| Some((*name, variables.get(*name)?)));
-    let Some((name, text)) = set.find(|(_, text)| !text.trim().is_empty()) else { return Ok(own) };
+    let Some((name, text)) = set.find(|(_, text)| !text.trim().is_empty()) else {
+        return Ok(own.into());
+    };
     let choice = if name == NCCL { Choice::of_nccl(text) } else { Choice::parse(text) };
-    match choice.map(|choice| choice.address(all, own)) {
-        Ok(Some(address)) => Ok(address),
-        // It is about another library, which may not run here.
-        ignored => {
-            tracing::warn!(%name, %text, ?ignored, "no interface of this host fits: it is ignored");
-            Ok(own)
-        }
-    }
+    Ok(match choice.map(|choice| choice.address(all, own)) {
+        Ok(Some(address)) => address.into(),
+        _ => DataAddress { address: own, ignored: Some((name, text.clone())) },
+    })
 }
 
-/// The address of this host for its data; `own` is the one by which others know the host.
-pub(crate) fn data_address(
+/// The address of this host for its data. `given` is the setting `data.interface`, `variables` are
+/// those of the process, and `own` is the address by which others know the host.
+///
+/// # Errors
+/// [`InterfaceError`] if `given` is not valid, or no interface of this host fits.
+pub fn data_address(
     given: &str,
     variables: &HashMap<String, String>,
     own: IpAddr,
-) -> Result<IpAddr, InterfaceError> {
+) -> Result<DataAddress, InterfaceError> {
     let read = |one: InterfaceAddress| {
         let address = one.address?;
         let v4 = address.as_sockaddr_in().map(|own| IpAddr::V4(*SocketAddrV4::from(*own).ip()));
@@ -226,7 +251,7 @@ mod tests {
         let pair = |(name, text): (&str, &str)| (name.to_owned(), text.to_owned());
         let variables = variable.map(pair).into_iter().collect();
         let address = choose(given, &variables, &interfaces(), OWN.parse().unwrap());
-        address.map(|address| address.to_string())
+        address.map(|found| found.address.to_string())
     }
 
     #[test]
@@ -282,11 +307,15 @@ mod tests {
             assert_eq!(chosen("", Some((name, text))).unwrap(), address, "{name}={text}");
         }
         assert_eq!(chosen("ib1", Some((NCCL, "eth1"))).unwrap(), "10.2.3.7");
+        let variables = HashMap::from([(NCCL.to_owned(), "nothing".to_owned())]);
+        let found = choose("", &variables, &interfaces(), OWN.parse().unwrap()).unwrap();
+        assert_eq!(found.ignored, Some((NCCL, "nothing".to_owned())));
     }
 
     #[test]
     fn this_machine_has_a_loopback_address() {
         let own = IpAddr::from([192, 0, 2, 1]);
-        assert_eq!(data_address("127.0.0.0/8", &HashMap::new(), own), Ok([127, 0, 0, 1].into()));
+        let found = data_address("127.0.0.0/8", &HashMap::new(), own).unwrap();
+        assert_eq!(found.address, IpAddr::from([127, 0, 0, 1]));
     }
 }
