@@ -121,7 +121,8 @@ impl DaemonConfig {
                         VariableError::Invalid { variable, value, reason: error.0 }
                     })?;
                     if let Some((name, text)) = own.ignored {
-                        tracing::warn!(%name, %text, "no interface of this host fits: it is ignored");
+                        let what = "no interface of this host fits: it is ignored";
+                        tracing::warn!(%name, %text, "{what}");
                     }
                     SocketAddr::new(own.address, 0)
                 }

@@ -11,7 +11,7 @@ mod deadlock;
 mod explain;
 mod stall;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use gradwire_collectives::Topology;
 use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence, VERSION, pb};
@@ -257,8 +257,11 @@ impl Engine {
         let mut what = format!("the daemon of {} is lost: {why}", members.describe(node));
         let slots = self.dispatch.in_flight_on(node);
         let in_flight = slots.iter().filter_map(|slot| self.agreement.name(*slot));
-        let names: Vec<&str> = in_flight.chain(self.agreement.pending_names()).collect();
+        let mut names: Vec<&str> = in_flight.chain(self.agreement.pending_names()).collect();
         let first = names.first().copied().unwrap_or_default().to_owned();
+        // The pieces of a tensor and its next use have one name.
+        let mut seen = HashSet::new();
+        names.retain(|name| seen.insert(*name));
         if !names.is_empty() {
             let names = text::some_names(names, NAMED_TENSORS);
             what = format!("{what}; in progress: {names}");

@@ -87,7 +87,7 @@ const PART: usize = 64 << 10;
 /// How long the end of a process that has failed waits until its output has been sent.
 const UNREAD: Duration = Duration::from_secs(2);
 
-/// The interval at which ended orphans are reaped, and stopped ranks are looked for.
+/// The interval at which ended orphans are reaped, and stopped processes are looked for.
 const REAP: Duration = Duration::from_secs(1);
 
 /// How long a rank may be seen stopped after the daemon has ended: 10 s in all.
@@ -313,6 +313,7 @@ impl Agent {
                 _ = reap.tick() => {
                     processes::reap_orphans(&self.alive.values().copied().collect());
                     self.end_stopped();
+                    self.report_stopped_daemon();
                     self.victims.look();
                     self.look_at_daemon();
                 }
@@ -338,7 +339,7 @@ impl Agent {
         }
     }
 
-    /// A stopped daemon can't say that it is the reason why a rank has failed.
+    /// A stopped daemon can't say that it is the reason why others fail. Says so as long as it is.
     fn report_stopped_daemon(&self) {
         let daemon = self.alive.get(&Role::Daemon).copied();
         if let Some(pid) = daemon.filter(|pid| processes::is_stopped(*pid)) {

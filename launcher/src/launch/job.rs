@@ -54,6 +54,9 @@ const LEAVE: Duration = Duration::from_millis(300);
 /// How long ranks may take to report a failure before they are asked to end.
 const REPORTING: Duration = Duration::from_secs(1);
 
+/// For how long an agent's word counts that its daemon is stopped: it says so each second.
+const STOPPED: Duration = Duration::from_secs(4);
+
 /// How much longer than the grace period an agent may take to report that all has ended.
 const SLACK: Duration = Duration::from_secs(5);
 
@@ -87,6 +90,18 @@ struct Host {
     answered: bool,
     metrics: Option<SocketAddr>,
     stopped: bool,
+    /// Its daemon is stopped by a signal.
+    daemon_stopped: Option<StoppedDaemon>,
+}
+
+/// What an agent says about its daemon as long as that is stopped.
+#[derive(Debug, Clone, Copy)]
+struct StoppedDaemon {
+    pid: u32,
+    /// Since when.
+    at: Duration,
+    /// When it was said last.
+    said: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -336,7 +351,7 @@ impl Job {
                     }
                     _ => {}
                 }
-                return;
+                return self.blame_stopped_daemon(now);
             }
             Ok(ServiceReport::Warned { what }) => {
                 self.say(what);

@@ -269,6 +269,17 @@ fn failure_lines(failure: &Failure) -> Vec<String> {
     lines
 }
 
+/// What the other daemons say about the node of a killed daemon, besides that it is lost: its
+/// ranks, and the tensors in progress.
+fn lost_node(failure: &Failure) -> Vec<String> {
+    let parts = failure.what.split_once(" is lost: ");
+    let parts = parts.and_then(|(who, how)| Some((who, how.split_once("in progress: ")?.1)));
+    match parts {
+        Some((who, names)) => vec![format!("gradwire: it was {who}; in progress: {names}")],
+        None => failure_lines(failure),
+    }
+}
+
 /// The root cause in one line, without a table; `None` without causes. For a daemon without
 /// a reported failure it includes the last line of standard error.
 pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
@@ -364,17 +375,25 @@ impl JobReport {
                 .flat_map(|cause| cause.lines(false))
                 .collect(),
             (first, Some(failure)) if !first.explains(failure) => failure_lines(failure),
+            // It has reported why it stopped, and that goes first.
+            (Cause::Ended { role: Role::Daemon, end: ProcessEnd::Code(_), .. }, Some(failure)) => {
+                let mut lines = failure_lines(failure);
+                lines.extend(first.lines(others_ran).into_iter().next());
+                lines
+            }
             (Cause::Ended { role: Role::Daemon, .. }, Some(failure))
                 if first.goes_with(failure) =>
             {
                 let mut lines = first.lines(others_ran);
-                lines.extend(failure_lines(failure));
+                lines.extend(lost_node(failure));
                 lines
             }
             _ => first.lines(others_ran),
         };
-        if let (Cause::Ended { .. }, Some(failure)) = (first, failure)
+        // What others say about a killed daemon is to find out how it ended.
+        if let (Cause::Ended { role, end, .. }, Some(failure)) = (first, failure)
             && (!first.explains(failure) || first.goes_with(failure))
+            && (*role != Role::Daemon || matches!(end, ProcessEnd::Code(_)))
         {
             // The report has just shown that output.
             let hint = Some(&failure.details.hint).filter(|hint| *hint != SEE_OUTPUT);
@@ -566,13 +585,13 @@ mod tests {
         };
         let shown = lines(&of("127.0.0.2"));
         assert!(shown[0].contains("the daemon on host 127.0.0.2 (pid 123) was killed"));
-        let last = format!("gradwire: the job failed: host 127.0.0.2, tensor 'w': {what}");
-        assert_eq!(shown.last(), Some(&last));
+        let last = "gradwire: it was the daemon of node 2 (a server); in progress: 'w'";
+        assert_eq!(shown.last().unwrap(), last);
         let idle = Failure::new(FailureKind::NodeLost, what).host("127.0.0.2").hint("look");
         assert_eq!(lines(&idle).len(), shown.len() - 1, "the same, said twice");
         // A failure that names another host does not describe this daemon, nor does its hint.
         assert_eq!(lines(&of("127.0.0.3").hint("see its log")).len(), shown.len() - 1);
-        assert_eq!(lines(&of("127.0.0.2").hint("do")).last().unwrap(), "hint: do");
+        assert_eq!(lines(&of("127.0.0.2").hint("look at its log")), shown, "it was killed");
     }
 
     #[test]
@@ -584,6 +603,8 @@ mod tests {
             ];
             JobReport::new(&failures, blamed.as_ref(), true).lines[0].clone()
         };
+        let why = Failure::new(FailureKind::OutOfResources, "no descriptors").host("127.0.0.2");
+        assert_eq!(over(2, Some(why)), "gradwire: the job failed: host 127.0.0.2: no descriptors");
         assert!(over(2, None).starts_with("gradwire: the daemon on host 127.0.0.2"));
         assert!(over(101, None).starts_with("gradwire: the daemon on host 127.0.0.2"));
         assert!(over(1, None).starts_with("gradwire: rank 0 on host"), "the job has failed");

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use gradwire_proto::FailureKind;
 use gradwire_services::launch::{Notice, Order, ProcessEnd, Role};
 use rustix::process::Signal;
 
-use super::{Job, Phase, Process, REPORTING, SLACK, events::Command};
+use super::{Job, Phase, Process, REPORTING, SLACK, STOPPED, StoppedDaemon, events::Command};
 use crate::launch::report::{self, Cause, TOGETHER};
 
 impl Job {
@@ -136,6 +137,7 @@ impl Job {
             let cause = Cause::Ended { role, host, pid, end, at, ran, received, tail };
             self.fail(cause, now);
         }
+        self.blame_stopped_daemon(now);
         if self.phase == Phase::Gathering {
             let all_reported = self.reporting && self.reports_until().is_none();
             if self.awaited && self.blames(node, role) || all_reported {
@@ -176,12 +178,45 @@ impl Job {
     /// The daemon of a host is stopped, so that a rank there has failed. In an elastic job, ranks
     /// wait for the next epoch instead, and the daemon is killed.
     pub(super) fn daemon_stopped(&mut self, node: usize, pid: u32, at: Duration, now: Duration) {
-        let host = self.host(node).to_owned();
-        let is_known =
-            |cause: &Cause| matches!(cause, Cause::DaemonStopped { host: one, .. } if *one == host);
-        if self.epochs.is_none() && !self.causes.iter().any(is_known) {
+        let known = self.hosts[node].daemon_stopped.filter(|known| known.pid == pid);
+        let at = known.map_or(at, |known| known.at);
+        self.hosts[node].daemon_stopped = Some(StoppedDaemon { pid, at, said: now });
+        self.blame_stopped_daemon(now);
+    }
+
+    /// A daemon that is stopped by a signal can't say that it is why others fail (TELL): they miss
+    /// its signs of life, or its ranks have failed.
+    pub(super) fn blame_stopped_daemon(&mut self, now: Duration) {
+        if self.epochs.is_some() && !matches!(self.phase, Phase::Running | Phase::Gathering) {
+            return;
+        }
+        let is_known = self.causes.iter().any(|cause| matches!(cause, Cause::DaemonStopped { .. }));
+        let stopped = self.hosts.iter().enumerate().find_map(|(node, host)| {
+            let stopped = host.daemon_stopped.filter(|stopped| now <= stopped.said + STOPPED)?;
+            (self.is_missed(node) || self.rank_failed(node)).then(|| (host.name.clone(), stopped))
+        });
+        if let Some((host, StoppedDaemon { pid, at, .. })) = stopped.filter(|_| !is_known) {
             self.fail(Cause::DaemonStopped { host, pid, at }, now);
         }
+    }
+
+    /// Whether the daemons miss the signs of life of this host's daemon.
+    pub(super) fn is_missed(&self, agent: usize) -> bool {
+        self.failure().is_some_and(|failure| match failure.kind {
+            FailureKind::NodeLost => self.host(agent) == failure.host,
+            FailureKind::CoordinatorLost => agent == self.first(),
+            _ => false,
+        })
+    }
+
+    /// Whether a rank of this host has failed, in a job that needs it.
+    fn rank_failed(&self, agent: usize) -> bool {
+        let failed = |process: &Process| process.ended.is_some_and(|end| !end.is_well());
+        let mut all = self.processes.iter();
+        self.epochs.is_none()
+            && all.any(|((at, role), process)| {
+                *at == agent && matches!(role, Role::Rank(_)) && failed(process)
+            })
     }
 
     pub(super) fn lost(&mut self, node: usize, what: String, at: Duration, now: Duration) {

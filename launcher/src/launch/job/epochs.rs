@@ -85,11 +85,6 @@ impl Job {
     /// not at fault.
     fn blamed(&self) -> Vec<(usize, Role)> {
         let Some(failure) = self.failure() else { return Vec::new() };
-        let is_silent = |agent: usize| match failure.kind {
-            FailureKind::NodeLost => self.host(agent) == failure.host,
-            FailureKind::CoordinatorLost => agent == self.first(),
-            _ => false,
-        };
         let blamed = self.processes.iter().filter(|((agent, role), process)| {
             let is_blamed = match role {
                 Role::Rank(_) => failure.kind != FailureKind::RankLeft,
@@ -97,7 +92,7 @@ impl Job {
             };
             let is_at_fault = is_blamed && self.blames(*agent, *role);
             let runs = process.ended.is_none() && !self.hosts[*agent].stopped;
-            runs && (is_at_fault || *role == Role::Daemon && is_silent(*agent))
+            runs && (is_at_fault || *role == Role::Daemon && self.is_missed(*agent))
         });
         blamed.map(|(process, _)| *process).collect()
     }
@@ -241,7 +236,9 @@ impl Job {
     /// Whether every rank of a failed epoch lives: only processes of Gradwire itself, or their
     /// connections, were lost.
     fn only_daemons_lost(&self) -> bool {
-        let is_daemon = |cause: &Cause| matches!(cause, Cause::Ended { role: Role::Daemon, .. });
+        let is_daemon = |cause: &Cause| {
+            matches!(cause, Cause::Ended { role: Role::Daemon, .. } | Cause::DaemonStopped { .. })
+        };
         self.causes.iter().all(is_daemon) && self.failure().is_none_or(|it| it.rank.is_none())
     }
 

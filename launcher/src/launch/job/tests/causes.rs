@@ -53,6 +53,46 @@ fn a_stopped_daemon_is_named_before_ranks() {
     );
 }
 
+/// No rank fails: nothing waits for it. The other daemons miss its signs of life.
+#[test]
+fn a_stopped_daemon_of_an_idle_job_is_named() {
+    for (kind, blamed, node) in
+        [(FailureKind::CoordinatorLost, "b", 0), (FailureKind::NodeLost, "b", 1)]
+    {
+        let mut job = running();
+        for at in [1500, 2500, 3500] {
+            let said = Event::DaemonStopped { node, pid: 71, at: ms(at) };
+            assert!(step(&mut job, said, at).is_empty(), "it may go on");
+        }
+        assert_eq!(job.phase, Phase::Running);
+        let failure = Failure::new(kind, "it has been silent").host(blamed);
+        let line = to_line(&ServiceReport::Failed { failure });
+        step(&mut job, said(1 - node, Role::Daemon, &line), 4000);
+        while job.phase != Phase::Stopping {
+            let at = job.deadline().expect("WAIT");
+            job.step(Event::Tick, at);
+        }
+        let host = ["a", "b"][node];
+        let first = &stop_all(&mut job, 9000).lines[0];
+        let expected = format!("gradwire: the daemon on host {host} (pid 71) did not respond: ");
+        assert!(first.starts_with(&expected), "{first}");
+    }
+}
+
+#[test]
+fn a_daemon_that_goes_on_is_not_blamed() {
+    let mut job = running();
+    step(&mut job, Event::DaemonStopped { node: 1, pid: 71, at: ms(1500) }, 1500);
+    let failure = Failure::new(FailureKind::NodeLost, "its stream broke").host("b");
+    let line = to_line(&ServiceReport::Failed { failure });
+    step(&mut job, said(0, Role::Daemon, &line), 9000);
+    while job.phase != Phase::Stopping {
+        let at = job.deadline().expect("WAIT");
+        job.step(Event::Tick, at);
+    }
+    assert!(stop_all(&mut job, 15_000).lines[0].contains("its stream broke"));
+}
+
 #[test]
 fn a_daemon_that_repeats_our_order_is_no_cause() {
     let mut job = running();
