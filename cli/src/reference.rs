@@ -3,9 +3,9 @@
 
 use std::fmt::Write as _;
 
-use clap::{Arg, ArgAction, Args as _, Command, CommandFactory as _};
+use clap::{Arg, Args as _, Command, CommandFactory as _};
 use gradwire_launcher::args::JobOptions;
-use gradwire_settings::{Audience, KEYS, Key};
+use gradwire_settings::{Audience, KEYS, Key, Kind};
 
 use crate::args::Cli;
 
@@ -81,26 +81,35 @@ fn section(text: &mut String, parent: &Command, words: &str, of_job: &[&str]) {
             !arg.is_hide_set()
                 && arg.get_long().is_none_or(|long| long != "help" && !of_job.contains(&long))
         };
-        let takes_job = command.get_arguments().any(|arg| arg.get_long() == Some("hostfile"));
-        let takes_settings = command.get_arguments().any(|arg| arg.get_long() == Some("set"));
-        if takes_job {
-            let _ = write!(text, "Also the [options of a job](#{OPTIONS}).\n");
-        } else if takes_settings {
-            text.push_str("Also `--config FILE` and `--set KEY=VALUE`.\n");
-        }
         let own: Vec<&Arg> = command.get_arguments().filter(is_own).collect();
-        // The measurements have nearly all options in common.
-        let (new, old): (Vec<&Arg>, Vec<&Arg>) =
-            own.iter().partition(|arg| arg.is_positional() || !known.contains(&long(arg)));
-        if words.starts_with("gradwire bench ") && !old.is_empty() {
-            let names: Vec<_> = old.iter().map(|arg| format!("`--{}`", long(arg))).collect();
-            let _ = write!(text, "Options as above: {}.\n", names.join(", "));
-            known.extend(new.iter().map(long));
+        // The measurements have nearly all options in common with the first one.
+        if let Some(first) = known.first().and(parent.get_subcommands().next()) {
+            let missing: Vec<_> = known
+                .iter()
+                .filter(|name| !own.iter().any(|arg| long(arg) == **name))
+                .map(|name| format!("`--{name}`"))
+                .collect();
+            if missing.len() < known.len() {
+                let _ = write!(text, "\nOptions as `{}`", first.get_name());
+                if !missing.is_empty() {
+                    let _ = write!(text, ", without {}", missing.join(", "));
+                }
+                text.push_str(".\n");
+            }
+            let new: Vec<_> = own.into_iter().filter(|arg| !known.contains(&long(arg))).collect();
             rows(text, &new);
-        } else {
-            known.extend(own.iter().map(long));
-            rows(text, &own);
+            continue;
         }
+        let has = |name| command.get_arguments().any(|arg| arg.get_long() == Some(name));
+        if has("hostfile") {
+            let _ = writeln!(text, "\nAlso the [options of a job](#{OPTIONS}).");
+        } else if has("set") {
+            text.push_str("\nAlso `--config FILE` and `--set KEY=VALUE`.\n");
+        }
+        if parent.get_name() == "bench" {
+            known = own.iter().map(long).collect();
+        }
+        rows(text, &own);
     }
 }
 
@@ -120,13 +129,13 @@ fn table<'a>(text: &mut String, arguments: impl Iterator<Item = &'a Arg>) {
         let long = arg.get_long().map(|long| format!("--{long}"));
         let mut words: Vec<String> = short.into_iter().chain(long).collect();
         if words.is_empty() {
-            words.push(String::new());
+            words.push(values);
+        } else if arg.get_action().takes_values() {
+            let is_optional = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
+            let value = if is_optional { format!("[={values}]") } else { format!(" {values}") };
+            words.last_mut().into_iter().for_each(|word| word.push_str(&value));
         }
-        if !matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::Count) {
-            let last = words.last_mut().expect("there is one");
-            *last = format!("{last} {values}").trim_start().to_owned();
-        }
-        let words: Vec<_> = words.iter().map(|word| format!("`{word}`")).collect();
+        let words: Vec<_> = words.iter().map(|word| format!("`{}`", in_row(word))).collect();
         let mut help = arg.get_help().map(ToString::to_string).unwrap_or_default();
         let possible: Vec<_> = arg
             .get_possible_values()
@@ -175,19 +184,19 @@ pub fn settings() -> String {
 
 fn setting(text: &mut String, key: &Key) {
     let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
-    // A setting of bytes has its unit in the value, and one of time in its name.
-    let _ = writeln!(
-        text,
-        "| `{}`<br>`{}` | {default} | {} Takes {}. |",
-        key.name,
-        key.variable(),
-        in_row(key.doc),
-        in_row(&key.kind.to_string()),
-    );
+    // The meanings of the others say what they take.
+    let takes = match key.kind {
+        Kind::Number { .. } | Kind::NumberOrAuto { .. } | Kind::Bytes { .. } | Kind::Choice(_) => {
+            let kind = key.kind.to_string();
+            format!(" Takes {}.", kind.split(", such as").next().unwrap_or(&kind))
+        }
+        _ => String::new(),
+    };
+    let (doc, variable) = (in_row(key.doc), key.variable());
+    let _ = writeln!(text, "| `{}`<br>`{variable}` | {default} | {doc}{takes} |", key.name);
 }
 
 /// A text in a cell of a table.
 fn in_row(text: &str) -> String {
-    let text = text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ");
-    text.replace("docs/", "")
+    text.replace('|', "\\|").replace('\n', " ")
 }
