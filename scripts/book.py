@@ -57,7 +57,8 @@ def prepare(folder: Path) -> None:
         copy = folder / as_index(str(path.relative_to(ROOT)))
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path in every:
-            copy.write_text(LINK.sub(lambda link: as_index(link[0]), path.read_text("utf-8")), "utf-8")
+            text = LINK.sub(lambda link: as_index(link[0]), path.read_text("utf-8"))
+            copy.write_text(text, "utf-8")
         else:
             shutil.copyfile(path, copy)
 
@@ -103,6 +104,7 @@ def check(folder: Path) -> list[str]:
 
 
 def main() -> None:
+    """Does what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["prepare", "check"])
     parser.add_argument("folder", type=Path)

@@ -7,6 +7,7 @@ The first word of a block's info string is its language, and the others say how 
 | none | each command of it runs in the page's folder and ends without an error |
 | `file=NAME` | a program, written to the page's folder for later commands |
 | `dry` | `gradwire run` gets the option `--dry-run`; other commands run as usual |
+| `quick` | `gradwire bench` measures one small size once |
 | `job` | runs beside a job of four ranks on two hosts |
 | `needs=MODULE` | is left out where Python lacks this module; `make frameworks` has it |
 | `tested-by: FILE` | is run by this other test, which names the page |
@@ -14,8 +15,8 @@ The first word of a block's info string is its language, and the others say how 
 
 In a `console` block a line that begins with `$ ` is a command, and the lines up to the next one are
 what it prints: in these `…` stands for any text, and a line that is only `…` for any lines. Without
-such lines, as in a `sh` block, only its exit code is checked. Hosts such as `node1` become addresses of
-this machine.
+such lines, as in a `sh` block, only its exit code is checked. Hosts such as `node1` become
+addresses of this machine.
 """
 
 from __future__ import annotations
@@ -109,6 +110,18 @@ def addressed(text: str) -> str:
     return re.sub(r"(?:(?:-H|--servers) \S+|http://\w+:)", hosts, text)
 
 
+def named(text: str) -> str:
+    """A text with the hosts of the book in place of addresses of this machine."""
+    return re.sub(r"host 127\.0\.0\.(\d)", lambda at: f"host {HOSTS[int(at[1]) - 1]}", text)
+
+
+def quick(measurement: re.Match[str]) -> str:
+    """A measurement with one iteration, of at most 64 KiB."""
+    words = re.sub(r" -[bef] \S+", "", measurement[2])
+    sizes = "" if re.search("model|barrier", measurement[1]) else " -b 64K -e 64K"
+    return f"{measurement[1]}{words} --iters 1 --warmup 0{sizes}"
+
+
 def is_shown(page: list[str], printed: str) -> bool:
     """Whether these lines of a page show what was printed."""
     pattern = ""
@@ -137,12 +150,19 @@ class Folder:
         }
         # The exit code of the command before, for `echo $?`.
         self.code = 0
+        # The port of the status page of the job beside it.
+        self.port = 9401
 
-    def run(self, command: str, dry: bool = False, seconds: float = 60) -> tuple[int, str]:
+    def run(self, command: str, how: str = "", seconds: float = 60) -> tuple[int, str]:
         """Runs one command as a shell does; returns its exit code and what it has printed."""
-        line = addressed(command)
-        if dry:
+        line = addressed(command).replace(":9401/", f":{self.port}/")
+        if command.startswith("gradwire top"):
+            # It needs a terminal, and ends by a key.
+            line = "printf q | script --quiet --return --command 'gradwire top' /dev/null"
+        if how == "dry":
             line = line.replace("gradwire run ", "gradwire run --dry-run ", 1)
+        if how == "quick":
+            line = re.sub(r"(bench \w+)(.*?)(?= #|$)", quick, line)
         done = subprocess.run(
             ["bash", "-c", f"(exit {self.code}); {line}"],
             cwd=self.folder,
@@ -154,4 +174,4 @@ class Folder:
             timeout=seconds,
         )
         self.code = done.returncode
-        return done.returncode, done.stdout
+        return done.returncode, named(done.stdout)

@@ -26,7 +26,7 @@ def of_torch() -> dict[str, Any]:
     model = torch.nn.Linear(8, 1)
     images = torch.ones(64, 8)
 
-    def step(model: Any, optimizer: Any, batch: Any) -> None:
+    def train_step(model: Any, optimizer: Any, batch: Any) -> None:
         optimizer.zero_grad()
         model(batch[0]).sum().backward()
         optimizer.step()
@@ -48,7 +48,9 @@ def of_torch() -> dict[str, Any]:
         "loss_of": lambda model, batch: model(batch).sum(),
         "batch_of": lambda step, rank, size: images[:4],
         "evaluate": lambda model: None,
-        "step": step,
+        "step": 990,
+        "train": lambda step: step + 1,
+        "train_step": train_step,
         "train_until_a_change": lambda state: None,
     }
 
@@ -77,7 +79,7 @@ ALSO = {
 }
 BEFORE = {
     "docs/elastic.md": "hvd.init()",
-    "docs/performance.md": "hvd.init(); import gradwire.torch",
+    "docs/performance.md": "import gradwire.torch; dist.init_process_group('gradwire')",
     "docs/collectives.md": "hvd.init()",
     "docs/horovod.md": "hvd.init()",
     "docs/hangs.md": "hvd.init()",

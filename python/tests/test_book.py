@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -28,6 +29,9 @@ for step in range(3):
     gw.allreduce(np.ones(8, np.float32), name="gradient")
     gw.mark_step()
 """
+TRAINS = {
+    "docs/horovod.md": "import horovod.torch as hvd\nhvd.init()\nhvd.barrier()\nhvd.shutdown()\n",
+}
 # The job beside which commands run.
 ENDLESS = """\
 import time
@@ -73,9 +77,16 @@ def test_other_tests_name_the_pages_that_they_run() -> None:
 def folder(tmp_path: Path) -> book.Folder:
     inner = tmp_path / "page"
     inner.mkdir()
-    (inner / "train.py").write_text(TRAIN)
-    (inner / "hosts").write_text("127.0.0.1 slots=2\n")
+    script = inner / "hosts.sh"
+    script.write_text("#!/bin/sh\necho 127.0.0.1:8\n")
+    script.chmod(0o755)
     return book.Folder(inner)
+
+
+def straggling(folder: book.Folder) -> re.Match[str] | None:
+    """What `gradwire status` says about the page, once it knows a straggler."""
+    said = folder.run("gradwire status")[1]
+    return re.search(r"(?s)page: http://[\d.]+:(\d+)/.*\nstraggler: rank 3", said)
 
 
 @contextlib.contextmanager
@@ -85,27 +96,33 @@ def beside(folder: book.Folder, wanted: bool) -> Iterator[None]:
         yield
         return
     (folder.folder / "endless.py").write_text(ENDLESS)
-    words = [LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:2", "--", sys.executable]
+    recordings = folder.folder / "recordings"
+    words = [LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:2"]
+    words += ["--set", f"recorder.directory={recordings}", "--", sys.executable]
     log = folder.folder / "log"
     variables = {name: folder.variables[name] for name in ("XDG_RUNTIME_DIR", "OMP_NUM_THREADS")}
     with running([*words, str(folder.folder / "endless.py")], log, **variables) as job:
-        until("ranks make steps", lambda: "steps/s" in folder.run("gradwire status")[1], LIMIT, job)
+        seen = until("a rank is slow", lambda: straggling(folder), LIMIT, job)
+        folder.port = int(seen[1])
         yield
+        assert job.poll() is None, log.read_text()
 
 
 @pytest.mark.parametrize("page", pages_with("console", "sh"), ids=name_of)
 def test_commands(page: Path, folder: book.Folder) -> None:
     every = [block for block in RUN if block.page == page]
-    for block in every:
-        if file := block.word("file"):
-            (folder.folder / file).write_text(block.text)
-            if "torch" in block.text:
-                needs_torch(2, 2, why="its program imports torch")
+    shown_files = {file: block.text for block in every if (file := block.word("file"))}
+    files = {"train.py": TRAINS.get(name_of(page), TRAIN), **shown_files}
+    if any("torch" in text for text in files.values()):
+        needs_torch(2, 2, why="its program imports torch")
     with beside(folder, any(block.has("job") for block in every)):
         for block in every:
+            for file, text in files.items():
+                (folder.folder / file).write_text(text)
             skipped = block.language == "python" or block.word("no-run") or block.word("tested-by")
             for command, shown in [] if skipped else book.commands(block):
-                code, said = folder.run(command, dry=block.has("dry"))
+                how = next((word for word in ("dry", "quick") if block.has(word)), "")
+                code, said = folder.run(command, how)
                 if shown:
                     assert book.is_shown(shown, said), f"{block.place}: {command} printed\n{said}"
                 else:
@@ -122,9 +139,12 @@ def programs() -> list[book.Block]:
     ]
 
 
-@pytest.mark.parametrize("needed", ["torch", "keras", "jax", "lightning", "accelerate", "transformers"])
+FRAMEWORKS = ["torch", "keras", "jax", "lightning", "accelerate", "transformers"]
+
+
+@pytest.mark.parametrize("needed", FRAMEWORKS)
 def test_programs(needed: str, tmp_path: Path) -> None:
-    """Runs them one after the other on two ranks, with the names that `book_names.py` gives them."""
+    """Runs them one after the other on two ranks, with the names of `book_names.py`."""
     if not importlib.util.find_spec(needed):
         pytest.skip(f"{needed} is not installed")
     chosen = [block for block in programs() if (block.word("needs") or "torch") == needed]
