@@ -120,7 +120,7 @@ book: ## the documentation as a book, in target/book; installing mdBook takes mi
 	scripts/book.py prepare target/book-source
 	rm -rf target/book
 	target/tools/bin/mdbook build docs 2>&1 | tee target/book.log
-	@! grep -E ' (WARN|ERROR) ' target/book.log
+	@! grep -E '^ *(WARN|ERROR) ' target/book.log && test -e target/book/index.html
 	.venv-lint/bin/python scripts/book.py check target/book
 
 clean: ## removes everything that was built or fetched here
@@ -181,9 +181,9 @@ python-test: ## the Python tests, with the wheel in a virtual environment
 
 frameworks: ## the tests with PyTorch's trainers, TensorFlow, Keras and JAX; python-test comes first
 	python3 python/make_frameworks.py
-	cd python/tests && ../../.venv-trainers/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_trainers.py
-	cd python/tests && ../../.venv-tensorflow/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_tensorflow.py test_documentation.py
-	cd python/tests && ../../.venv-jax/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_jax.py || test $$? -eq 5
+	cd python/tests && ../../.venv-trainers/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_trainers.py test_book.py::test_programs
+	cd python/tests && ../../.venv-tensorflow/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_tensorflow.py test_documentation.py test_book.py::test_programs
+	cd python/tests && ../../.venv-jax/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_jax.py test_book.py::test_programs || test $$? -eq 5
 
 python-oldest: ## the same with the oldest PyTorch; python-test comes first
 	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest

@@ -27,9 +27,22 @@ SUMMARY = ROOT / "docs" / "SUMMARY.md"
 ENTRY = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 
 
+def summary() -> str:
+    """SUMMARY.md, with an entry for each decision below that of their folder."""
+    text = SUMMARY.read_text("utf-8")
+    for line in re.findall(r"- \[.*\]\(decisions/README\.md\)\n", text):
+        decisions = sorted((SUMMARY.parent / "decisions").glob("[0-9]*.md"))
+        entries = []
+        for page in decisions:
+            title = page.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+            entries.append(f"  - [{title}](decisions/{page.name})\n")
+        text = text.replace(line, line + "".join(entries))
+    return text
+
+
 def pages() -> list[Path]:
-    """The pages that SUMMARY.md lists, in its order."""
-    found = (SUMMARY.parent / target for _, target in ENTRY.findall(SUMMARY.read_text("utf-8")))
+    """The pages of the book, in its order."""
+    found = (SUMMARY.parent / target for _, target in ENTRY.findall(summary()))
     return [Path(os.path.normpath(path)) for path in found]
 
 
@@ -66,7 +79,7 @@ def prepare(folder: Path) -> None:
         path = Path(os.path.normpath(SUMMARY.parent / entry[2]))
         return f"[{entry[1]}]({as_index(str(path.relative_to(ROOT)))})"
 
-    (folder / "SUMMARY.md").write_text(ENTRY.sub(moved, SUMMARY.read_text("utf-8")), "utf-8")
+    (folder / "SUMMARY.md").write_text(ENTRY.sub(moved, summary()), "utf-8")
 
 
 def as_index(text: str) -> str:

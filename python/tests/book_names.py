@@ -79,7 +79,7 @@ ALSO = {
 }
 BEFORE = {
     "docs/elastic.md": "hvd.init()",
-    "docs/performance.md": "import gradwire.torch; dist.init_process_group('gradwire')",
+    "docs/performance.md": "hvd.init()",
     "docs/collectives.md": "hvd.init()",
     "docs/horovod.md": "hvd.init()",
     "docs/hangs.md": "hvd.init()",

@@ -61,6 +61,9 @@ def test_every_block_says_what_it_is() -> None:
     assert len(RUN) > 60
     unmarked = [block.place for block in EVERY if not block.language]
     assert not unmarked, unmarked
+    # Markdown would not take such a line for the start of a block.
+    ticks = [block.place for block in EVERY if "`" in block.words]
+    assert not ticks, ticks
 
 
 def test_few_blocks_are_not_run() -> None:
