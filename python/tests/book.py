@@ -29,6 +29,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from launching import LIMIT
+
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = re.compile(r"\]\(([^)]+)\)")
 LANGUAGES = ("console", "sh", "python")
@@ -153,7 +155,7 @@ class Folder:
         # The port of the status page of the job beside it.
         self.port = 9401
 
-    def run(self, command: str, how: str = "", seconds: float = 60) -> tuple[int, str]:
+    def run(self, command: str, how: str = "") -> tuple[int, str]:
         """Runs one command as a shell does; returns its exit code and what it has printed."""
         line = addressed(command).replace(":9401/", f":{self.port}/")
         if command.startswith("gradwire top"):
@@ -171,7 +173,7 @@ class Folder:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=seconds,
+            timeout=LIMIT,
         )
         self.code = done.returncode
         return done.returncode, named(done.stdout)
