@@ -10,7 +10,7 @@ The first word of a block's info string is its language, and the others say how 
 | `quick` | `gradwire bench` measures one small size once |
 | `job` | runs beside a job of four ranks on two hosts |
 | `needs=MODULE` | is left out where Python lacks this module; `make frameworks` has it |
-| `tested-by: FILE` | is run by this other test, which names the page |
+| `tested-by: FILE` | is run by this other test, perhaps with other sizes |
 | `no-run: REASON` | is not run |
 
 In a `console` block a line that begins with `$ ` is a command, and the lines up to the next one are

@@ -70,7 +70,7 @@ def test_few_blocks_are_not_run() -> None:
     assert len(LEFT_OUT) <= len(RUN) / 10, [block.place for block in LEFT_OUT]
 
 
-def test_other_tests_name_the_pages_that_they_run() -> None:
+def test_the_other_tests_exist() -> None:
     for block in RUN:
         if other := block.word("tested-by"):
             assert (book.ROOT / other).exists(), block.place
