@@ -12,6 +12,8 @@ ROUNDS ?= 300
 RUFF := 0.17.5
 MATURIN := 1.16.0
 PDOC := 16.0.0
+MDBOOK := 0.5.4
+LXML := 6.1.3
 # One test more at a time than there are processors, because some wait.
 AT_ONCE := $(shell expr $$(nproc) + 1)
 PYTEST := -p no:cacheprovider -n $(AT_ONCE) --dist worksteal
@@ -38,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest frameworks nightly soak endure \
     sanitize bench bench-node bench-torch bench-elastic bench-choice bench-cycles simulate-check stubs generated-stubs \
-    protos metrics-docs \
+    protos metrics-docs reference-docs book \
     simulator-docs kubernetes dashboards deploy-test docs clean
 
 help: ## this list
@@ -111,6 +113,16 @@ docs: metrics-docs ## the reference of the Python package and of the crates, in 
 	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	cp -r $(TARGET)/doc target/docs/rust
 
+book: ## the documentation as a book, in target/book; installing mdBook takes minutes, once
+	target/tools/bin/mdbook --version 2>/dev/null | grep -q 'v$(MDBOOK)$$' || \
+	    $(CARGO) install --quiet --locked --root target/tools mdbook --version $(MDBOOK) --no-default-features --features search
+	.venv-lint/bin/python -c "import lxml" 2>/dev/null || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet lxml==$(LXML))
+	scripts/book.py prepare target/book-source
+	rm -rf target/book
+	target/tools/bin/mdbook build docs 2>&1 | tee target/book.log
+	@! grep -E '^ *(WARN|ERROR) ' target/book.log && test -e target/book/index.html
+	.venv-lint/bin/python scripts/book.py check target/book
+
 clean: ## removes everything that was built or fetched here
 	$(CARGO) clean
 	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest .venv-trainers .venv-tensorflow .venv-jax .venv-kubernetes \
@@ -136,6 +148,12 @@ metrics-docs: ## docs/metrics.md, from telemetry/src/catalog.rs
 	@mkdir -p target
 	$(CARGO) run --quiet -p gradwire-telemetry --features serve --example metrics_reference > target/metrics.md
 	cp target/metrics.md docs/metrics.md
+
+reference-docs: ## docs/cli.md and docs/configuration.md, from cli/src/args.rs and settings/src/table.rs
+	@mkdir -p target
+	$(CARGO) run --quiet -p gradwire-cli --example reference cli > target/cli.md
+	$(CARGO) run --quiet -p gradwire-cli --example reference configuration > target/configuration.md
+	cp target/cli.md target/configuration.md docs/
 
 simulator-docs: ## the tables in lab/docs, from what the simulator prints: minutes
 	$(CARGO) build -p gradwire-lab
@@ -163,9 +181,9 @@ python-test: ## the Python tests, with the wheel in a virtual environment
 
 frameworks: ## the tests with PyTorch's trainers, TensorFlow, Keras and JAX; python-test comes first
 	python3 python/make_frameworks.py
-	cd python/tests && ../../.venv-trainers/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_trainers.py
-	cd python/tests && ../../.venv-tensorflow/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_tensorflow.py test_documentation.py
-	cd python/tests && ../../.venv-jax/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_jax.py || test $$? -eq 5
+	cd python/tests && ../../.venv-trainers/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_trainers.py test_book.py::test_programs
+	cd python/tests && ../../.venv-tensorflow/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_tensorflow.py test_documentation.py test_book.py::test_programs
+	cd python/tests && ../../.venv-jax/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_jax.py test_book.py::test_programs || test $$? -eq 5
 
 python-oldest: ## the same with the oldest PyTorch; python-test comes first
 	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest

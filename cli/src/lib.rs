@@ -23,6 +23,7 @@
 //! - [`job`]: a job that a command starts
 //! - [`role`]: the hidden commands
 //! - [`args`]: the command line
+//! - [`reference`]: the generated pages of the book
 //! - [`familiar`]: options of other launchers
 
 #![forbid(unsafe_code)]
@@ -41,6 +42,7 @@ pub mod join;
 pub mod lab;
 pub mod process;
 pub mod progress;
+pub mod reference;
 pub mod replay;
 pub mod report;
 pub mod role;

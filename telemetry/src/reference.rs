@@ -15,9 +15,12 @@ const INTRODUCTION: &str = "\
 
 Every daemon serves its metrics for Prometheus, on the first free port of `metrics.listen`:
 
+```sh job
+curl -s http://127.0.0.1:9401/metrics                                 # on the first host
 ```
+
+```sh dry
 gradwire run -H node1:4,node2:4 --set metrics.listen=0.0.0.0:9401-9499 -- python train.py
-curl http://node1:9401/metrics
 ```
 
 The default is `127.0.0.1:9401-9499`, which only programs on the same host can reach. The metrics
@@ -54,7 +57,7 @@ pub fn markdown() -> String {
         "\n## Histograms\n\n\
          The {BOUNDS} bounds of a histogram double from 5 µs to 84 s. For example, this is the\n\
          99th percentile of the round trips in the last five minutes:\n\n\
-         ```\n\
+         ```promql\n\
          histogram_quantile(0.99, sum by (le, host) (\n\
          \x20   rate(gradwire_daemon_heartbeat_round_trip_seconds_bucket[5m])))\n\
          ```\n"
