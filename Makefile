@@ -99,7 +99,7 @@ wheel: ## the Python package with the programs, in python/dist
 	$(call LINT_TOOL,maturin,$(MATURIN))
 	rm -rf python/dist python/gradwire.data && mkdir -p python/gradwire.data/scripts
 	for program in gradwire gradwired; do strip -o python/gradwire.data/scripts/$$program $(BUILT)/$$program; done
-	.venv-lint/bin/maturin build --quiet --strip --profile $(PROFILE) -m python/Cargo.toml --out python/dist
+	.venv-lint/bin/maturin build --quiet --strip --profile $(PROFILE) --out python/dist
 
 docs: metrics-docs ## the reference of the Python package and of the crates, in target/docs
 	$(MAKE) wheel PROFILE=dev
@@ -137,7 +137,7 @@ generated-stubs:
 	$(call LINT_TOOL,ruff,$(RUFF))
 	$(call LINT_TOOL,maturin,$(MATURIN))
 	mkdir -p python/gradwire.data/scripts
-	.venv-lint/bin/maturin generate-stubs --quiet --profile dev -m python/Cargo.toml --features stubs --out target/stubs
+	.venv-lint/bin/maturin generate-stubs --quiet --profile dev --features stubs --out target/stubs
 	.venv-lint/bin/ruff check --quiet --fix --select I,UP --config python/pyproject.toml $(STUBS)
 	.venv-lint/bin/ruff format --quiet --config python/pyproject.toml $(STUBS)
 
