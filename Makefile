@@ -14,6 +14,7 @@ MATURIN := 1.16.0
 PDOC := 16.0.0
 MDBOOK := 0.5.4
 LXML := 6.1.3
+CARGO_DENY := 0.20.2
 # One test more at a time than there are processors, because some wait.
 AT_ONCE := $(shell expr $$(nproc) + 1)
 PYTEST := -p no:cacheprovider -n $(AT_ONCE) --dist worksteal
@@ -33,12 +34,14 @@ BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || echo HEAD)
 CLIPPY ?= $(CARGO) clippy --workspace --all-targets -- -D warnings
 # The most places that scripts/plain_words.py may find; each is normal English.
 MOST_WORDS := 40
+# What `make deny` checks.
+DENY ?= licenses bans sources
 INSTALL_WHEEL = pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
 LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet $(1)==$(2))
 # Many processes import PyTorch: without this variable, Python compiles it once and not in each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-rust test lint figures programs wheel python-test python-oldest frameworks nightly soak endure \
+.PHONY: help demo demo-rust test lint deny figures programs wheel python-test python-oldest frameworks nightly soak endure \
     sanitize bench bench-node bench-torch bench-elastic bench-choice bench-cycles simulate-check stubs generated-stubs \
     protos metrics-docs reference-docs book \
     simulator-docs kubernetes dashboards deploy-test docs clean
@@ -78,6 +81,7 @@ lint: ## format, clippy, types, texts: what CI checks besides the tests
 	python3 scripts/check_text.py
 	python3 scripts/plain_words.py --change $(BASE)
 	python3 scripts/plain_words.py --most $(MOST_WORDS)
+	python3 scripts/check_licences.py
 	$(TORCH) $(CLIPPY)
 	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	$(call LINT_TOOL,ruff,$(RUFF))
@@ -85,6 +89,10 @@ lint: ## format, clippy, types, texts: what CI checks besides the tests
 	.venv-lint/bin/ruff format --check lab scripts python examples deploy
 	python3 python/make_venv.py
 	cd python && ../.venv-python/bin/python -m mypy
+
+deny: ## all crates with cargo-deny: licences, sources, bans; DENY=advisories asks its database
+	test -x target/tools/bin/cargo-deny || $(CARGO) install --quiet --locked --debug --root target/tools cargo-deny@$(CARGO_DENY)
+	target/tools/bin/cargo-deny check $(DENY)
 
 figures: ## how large everything is; scripts/figures.py --times adds minutes
 	@scripts/figures.py
