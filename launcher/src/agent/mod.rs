@@ -313,7 +313,7 @@ impl Agent {
                 _ = reap.tick() => {
                     processes::reap_orphans(&self.alive.values().copied().collect());
                     self.end_stopped();
-                    self.report_stopped_daemon();
+                    self.report_stopped_daemon(false);
                     self.victims.look();
                     self.look_at_daemon();
                 }
@@ -332,7 +332,7 @@ impl Agent {
                 self.last_lines.remove(Rank(rank));
                 self.notify_daemon(Notice::Ended { rank: Rank(rank), end });
                 if !end.is_well() {
-                    self.report_stopped_daemon();
+                    self.report_stopped_daemon(true);
                 }
             }
             Role::Daemon => self.recording.daemon_ended(end),
@@ -340,11 +340,11 @@ impl Agent {
     }
 
     /// A stopped daemon can't say that it is the reason why others fail. Says so as long as it is.
-    fn report_stopped_daemon(&self) {
+    fn report_stopped_daemon(&self, rank_failed: bool) {
         let daemon = self.alive.get(&Role::Daemon).copied();
         if let Some(pid) = daemon.filter(|pid| processes::is_stopped(*pid)) {
             let at_us = micros(self.born);
-            let _ = self.reports.try_send(Report::DaemonStopped { pid, at_us });
+            let _ = self.reports.try_send(Report::DaemonStopped { pid, at_us, rank_failed });
         }
     }
 

@@ -252,7 +252,9 @@ impl Job {
             Event::Exited { node, role, pid, end, at, tail } => {
                 self.exited(node, role, (pid, end, at), tail, now);
             }
-            Event::DaemonStopped { node, pid, at } => self.daemon_stopped(node, pid, at, now),
+            Event::DaemonStopped { node, pid, at, rank_failed } => {
+                self.daemon_stopped(node, (pid, at), rank_failed, now);
+            }
             Event::Consequence { node, worker, failure } => {
                 let rank = self.processes.entry((node, Role::Rank(worker))).or_default();
                 rank.received = Some(failure);
@@ -351,7 +353,7 @@ impl Job {
                     }
                     _ => {}
                 }
-                return self.blame_stopped_daemon(now);
+                return self.blame_missed_daemon(now);
             }
             Ok(ServiceReport::Warned { what }) => {
                 self.say(what);

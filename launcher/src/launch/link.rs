@@ -340,8 +340,8 @@ impl Link {
                 let tail = tails.remove(&role).unwrap_or_default().into_lines().collect();
                 Some(Event::Exited { node, role, pid, end, at: self.when(at_us), tail })
             }
-            Report::DaemonStopped { pid, at_us } => {
-                Some(Event::DaemonStopped { node, pid, at: self.when(at_us) })
+            Report::DaemonStopped { pid, at_us, rank_failed } => {
+                Some(Event::DaemonStopped { node, pid, at: self.when(at_us), rank_failed })
             }
             Report::Asked { what, at_us } => {
                 Some(Event::Asked { node, what, at: self.when(at_us) })

@@ -603,7 +603,7 @@ mod tests {
             ];
             JobReport::new(&failures, blamed.as_ref(), true).lines[0].clone()
         };
-        let why = Failure::new(FailureKind::OutOfResources, "no descriptors").host("127.0.0.2");
+        let why = Failure::new(FailureKind::Resource, "no descriptors").host("127.0.0.2");
         assert_eq!(over(2, Some(why)), "gradwire: the job failed: host 127.0.0.2: no descriptors");
         assert!(over(2, None).starts_with("gradwire: the daemon on host 127.0.0.2"));
         assert!(over(101, None).starts_with("gradwire: the daemon on host 127.0.0.2"));

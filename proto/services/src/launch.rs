@@ -380,8 +380,9 @@ pub enum Report {
     Asked { what: String, at_us: u64 },
     /// A process ended.
     Exited { role: Role, pid: u32, end: ProcessEnd, at_us: u64 },
-    /// A signal has stopped the daemon, and a rank of its host has failed, perhaps because of that.
-    DaemonStopped { pid: u32, at_us: u64 },
+    /// A signal has stopped the daemon. Said each second, and when a rank of its host has failed,
+    /// perhaps because of that.
+    DaemonStopped { pid: u32, at_us: u64, rank_failed: bool },
     /// All processes that were started here have ended.
     Stopped,
 }
@@ -504,7 +505,7 @@ mod tests {
         });
         let end = ProcessEnd::Signal(9);
         survives(&Report::Exited { role: Role::Daemon, pid: 7, end, at_us: 5 });
-        survives(&Report::DaemonStopped { pid: 7, at_us: 5 });
+        survives(&Report::DaemonStopped { pid: 7, at_us: 5, rank_failed: true });
         survives(&Report::Stopped);
         let notice = survives(&Notice::Ended { rank: Rank(4), end });
         assert_eq!(notice, r#"{"notice":"ended","rank":4,"end":{"signal":9}}"#);

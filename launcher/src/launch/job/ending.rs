@@ -137,7 +137,6 @@ impl Job {
             let cause = Cause::Ended { role, host, pid, end, at, ran, received, tail };
             self.fail(cause, now);
         }
-        self.blame_stopped_daemon(now);
         if self.phase == Phase::Gathering {
             let all_reported = self.reporting && self.reports_until().is_none();
             if self.awaited && self.blames(node, role) || all_reported {
@@ -177,25 +176,42 @@ impl Job {
 
     /// The daemon of a host is stopped, so that a rank there has failed. In an elastic job, ranks
     /// wait for the next epoch instead, and the daemon is killed.
-    pub(super) fn daemon_stopped(&mut self, node: usize, pid: u32, at: Duration, now: Duration) {
+    /// An agent says that its daemon is stopped by a signal; `rank_failed`: and that a rank of its
+    /// host has failed.
+    pub(super) fn daemon_stopped(
+        &mut self,
+        node: usize,
+        (pid, at): (u32, Duration),
+        rank_failed: bool,
+        now: Duration,
+    ) {
         let known = self.hosts[node].daemon_stopped.filter(|known| known.pid == pid);
         let at = known.map_or(at, |known| known.at);
         self.hosts[node].daemon_stopped = Some(StoppedDaemon { pid, at, said: now });
-        self.blame_stopped_daemon(now);
+        if rank_failed && self.epochs.is_none() {
+            self.blame_daemon(node, now);
+        } else {
+            self.blame_missed_daemon(now);
+        }
     }
 
-    /// A daemon that is stopped by a signal can't say that it is why others fail (TELL): they miss
-    /// its signs of life, or its ranks have failed.
-    pub(super) fn blame_stopped_daemon(&mut self, now: Duration) {
-        if self.epochs.is_some() && !matches!(self.phase, Phase::Running | Phase::Gathering) {
-            return;
+    /// A stopped daemon can't say that it is why the others miss its signs of life (TELL).
+    pub(super) fn blame_missed_daemon(&mut self, now: Duration) {
+        let is_over = !matches!(self.phase, Phase::Running | Phase::Gathering);
+        if let Some(node) = (0..self.hosts.len()).find(|node| self.is_missed(*node))
+            && !(is_over && self.epochs.is_some())
+        {
+            self.blame_daemon(node, now);
         }
+    }
+
+    /// Makes the daemon of a host the cause, if it was stopped just now.
+    fn blame_daemon(&mut self, node: usize, now: Duration) {
         let is_known = self.causes.iter().any(|cause| matches!(cause, Cause::DaemonStopped { .. }));
-        let stopped = self.hosts.iter().enumerate().find_map(|(node, host)| {
-            let stopped = host.daemon_stopped.filter(|stopped| now <= stopped.said + STOPPED)?;
-            (self.is_missed(node) || self.rank_failed(node)).then(|| (host.name.clone(), stopped))
-        });
-        if let Some((host, StoppedDaemon { pid, at, .. })) = stopped.filter(|_| !is_known) {
+        let stopped = self.hosts[node].daemon_stopped;
+        let stopped = stopped.filter(|stopped| !is_known && now <= stopped.said + STOPPED);
+        if let Some(StoppedDaemon { pid, at, .. }) = stopped {
+            let host = self.host(node).to_owned();
             self.fail(Cause::DaemonStopped { host, pid, at }, now);
         }
     }
@@ -207,16 +223,6 @@ impl Job {
             FailureKind::CoordinatorLost => agent == self.first(),
             _ => false,
         })
-    }
-
-    /// Whether a rank of this host has failed, in a job that needs it.
-    fn rank_failed(&self, agent: usize) -> bool {
-        let failed = |process: &Process| process.ended.is_some_and(|end| !end.is_well());
-        let mut all = self.processes.iter();
-        self.epochs.is_none()
-            && all.any(|((at, role), process)| {
-                *at == agent && matches!(role, Role::Rank(_)) && failed(process)
-            })
     }
 
     pub(super) fn lost(&mut self, node: usize, what: String, at: Duration, now: Duration) {

@@ -46,8 +46,8 @@ pub enum Event {
     Said { node: usize, role: Role, line: String },
     /// A process ended; `tail` is the end of its standard error.
     Exited { node: usize, role: Role, pid: u32, end: ProcessEnd, at: Duration, tail: Vec<String> },
-    /// A rank of a host has failed, and a signal has stopped the daemon there.
-    DaemonStopped { node: usize, pid: u32, at: Duration },
+    /// A signal has stopped the daemon of a host, and perhaps a rank there has failed.
+    DaemonStopped { node: usize, pid: u32, at: Duration, rank_failed: bool },
     /// A signal asked the agent of a host to end, so everything there ends.
     Asked { node: usize, what: String, at: Duration },
     /// A rank ends because of a failure that another process has caused.

@@ -35,12 +35,16 @@ fn ranks_that_had_ended_were_not_stopped() {
     assert!(first.ends_with(" ended with exit code 3, 0.7 s after start"), "{first}");
 }
 
+fn stopped_daemon(node: usize, at: u64, rank_failed: bool) -> Event {
+    Event::DaemonStopped { node, pid: 71, at: ms(at), rank_failed }
+}
+
 #[test]
 fn a_stopped_daemon_is_named_before_ranks() {
     let mut job = running();
     step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(7), 1405), 1406);
     for at in [1407, 1410] {
-        step(&mut job, Event::DaemonStopped { node: 0, pid: 71, at: ms(at) }, at);
+        step(&mut job, stopped_daemon(0, at, true), at);
     }
     step(&mut job, Event::Tick, 1606);
     step(&mut job, Event::Tick, 2606);
@@ -61,8 +65,7 @@ fn a_stopped_daemon_of_an_idle_job_is_named() {
     {
         let mut job = running();
         for at in [1500, 2500, 3500] {
-            let said = Event::DaemonStopped { node, pid: 71, at: ms(at) };
-            assert!(step(&mut job, said, at).is_empty(), "it may go on");
+            assert!(step(&mut job, stopped_daemon(node, at, false), at).is_empty(), "it may go on");
         }
         assert_eq!(job.phase, Phase::Running);
         let failure = Failure::new(kind, "it has been silent").host(blamed);
@@ -82,7 +85,7 @@ fn a_stopped_daemon_of_an_idle_job_is_named() {
 #[test]
 fn a_daemon_that_goes_on_is_not_blamed() {
     let mut job = running();
-    step(&mut job, Event::DaemonStopped { node: 1, pid: 71, at: ms(1500) }, 1500);
+    step(&mut job, stopped_daemon(1, 1500, false), 1500);
     let failure = Failure::new(FailureKind::NodeLost, "its stream broke").host("b");
     let line = to_line(&ServiceReport::Failed { failure });
     step(&mut job, said(0, Role::Daemon, &line), 9000);
@@ -187,6 +190,15 @@ fn a_rank_is_absent_from_a_further_job() {
     assert!(report.lines[0].contains("but rank 1, which has called init()"), "{report:?}");
 }
 
+/// The reason that the daemon of host `b` has reported goes before its end.
+#[track_caller]
+fn assert_why_and_daemon(report: &JobReport, why: &str) {
+    let [first, second, ..] = &report.lines[..] else { panic!("{report:?}") };
+    assert_eq!(*first, format!("gradwire: the job failed: host b: {why}"));
+    let daemon = "gradwire: the daemon on host b (pid 77) ended with exit code 2";
+    assert!(second.starts_with(daemon), "{second}");
+}
+
 #[test]
 fn the_cause_may_be_reported_late() {
     // The ranks of b end because its daemon, which is slow to report, refused them.
@@ -204,8 +216,7 @@ fn the_cause_may_be_reported_late() {
     assert!(step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(2), 2300), 2300).is_empty());
     let orders = step(&mut job, Event::Tick, 3000);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
-    let line = &stop_all(&mut job, 2400).lines[0];
-    assert!(line.starts_with("gradwire: the daemon on host b (pid 77) ended with exit"), "{line}");
+    assert_why_and_daemon(&stop_all(&mut job, 2400), "no thread");
 
     let mut job = begun();
     for node in 0..2 {
@@ -283,8 +294,7 @@ fn a_daemon_at_fault_gets_time_to_end() {
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "nobody else is waited for");
     let report = stop_all(&mut job, 4000);
     assert_eq!(report.code, 1);
-    let line = &report.lines[0];
-    assert!(line.starts_with("gradwire: the daemon on host b (pid 77) ended with exit"), "{line}");
+    assert_why_and_daemon(&report, what);
 }
 
 #[test]
