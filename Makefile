@@ -20,7 +20,7 @@ AUDITWHEEL := 6.8.2
 CARGO_DENY := 0.20.2
 # One test more at a time than there are processors, because some wait.
 AT_ONCE := $(shell expr $$(nproc) + 1)
-PYTEST := -p no:cacheprovider -n $(AT_ONCE) --dist worksteal
+PYTEST := -p no:cacheprovider -n $(AT_ONCE) --dist worksteal --durations=30 --durations-min=15
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 STUBS := target/stubs/gradwire/_native.pyi
 # What the wheel is built as: release, or dev as the tests are.
