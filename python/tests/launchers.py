@@ -21,6 +21,7 @@ from launching import LAUNCHER, LIMIT, remains, running, until
 
 MPI = {
     "Open MPI": ["mpirun.openmpi", "--oversubscribe", "-np"],
+    "Open MPI 5": [str(Path(LAUNCHER).parent / "mpirun"), "--oversubscribe", "-np"],
     "MPICH": ["mpiexec.hydra", "-n"],
 }
 # Open MPI refuses root otherwise.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from launchers import MPI, Tasks, free_ports, install, slurm
-from launching import LAUNCHER, PLACES
+from launching import LAUNCHER, LIMIT, PLACES, remains, until
 
 # The ranks form a second job after the first.
 TWICE = f"{PLACES}\ngw.shutdown(){PLACES.replace('RANK', 'AGAIN')}"
@@ -85,6 +87,7 @@ def test_mpirun_starts_a_job(mpi: str, tasks: Tasks) -> None:
     [("os.kill(os.getpid(), 9)", "ended without leaving"), ("sys.exit(3)", "exit code 3")],
 )
 def test_mpirun_names_who_ended(how: str, says: str, tasks: Tasks) -> None:
+    # Open MPI 5 kills the other ranks before they can say anything.
     done = tasks.run([*MPI["Open MPI"], "2"], ENDS, how)
     assert done.code != 0 and "TOLD 1 rank 1" in done.text and says in done.text, done.text
 
@@ -157,6 +160,68 @@ def test_a_batch_script_runs_one_process(on_slurm: Tasks) -> None:
     words = ["sbatch", "--wait", "-N2", "-n4", f"--output={output}", "--wrap"]
     done = on_slurm.start([*words, f"{sys.executable} {program}"])
     assert done.code == 0 and "RANK 0 of 1" in output.read_text(), done.text + output.read_text()
+
+
+# A rank whose job ends from outside, with and without `gradwire run`.
+ENDLESS = """
+import os, time
+import gradwire as gw
+gw.init()
+again = os.environ.get("SLURM_RESTART_COUNT", "0")
+print(f"BEGUN {gw.rank()} of {gw.size()}, start {again}", flush=True)
+while again == "0":
+    gw.barrier()
+    time.sleep(0.1)
+"""
+STARTS = {"srun": ["srun"], "gradwire run": [LAUNCHER, "run", "--"]}
+
+
+@pytest.fixture
+def submit(on_slurm: Tasks) -> Iterator[Callable[..., Path]]:
+    """Submits a batch job of two ranks on two nodes; returns the file with its output. Nothing of
+    the job must be left behind."""
+    mark = uuid.uuid4().hex
+
+    def sbatch(*words: str) -> Path:
+        program, output = on_slurm.folder / "endless.py", on_slurm.folder / "output"
+        program.write_text(ENDLESS)
+        command = shlex.join([*words, sys.executable, str(program)])
+        options = ["--parsable", "--requeue", "--open-mode=append", f"--output={output}"]
+        done = on_slurm.start(
+            ["sbatch", *options, "-N2", "-n2", "--wrap", f"MARK={mark} {command}"]
+        )
+        assert done.code == 0, done.text
+        on_slurm.variables["JOB"] = done.text.strip()
+        until("both ranks run", lambda: output.exists() and output.read_text().count("BEGUN") == 2)
+        return output
+
+    yield sbatch
+    until("all processes have ended", lambda: not remains(mark.encode()))
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_scancel_ends_a_job(how: str, submit: Callable[..., Path], on_slurm: Tasks) -> None:
+    output = submit(*STARTS[how])
+    job = on_slurm.variables["JOB"]
+    done = on_slurm.start(["scancel", job])
+    assert done.code == 0, done.text
+    state = ["scontrol", "show", "job", job]
+    until("the job is over", lambda: "JobState=CANCELLED" in on_slurm.start(state).text)
+    assert "panicked" not in output.read_text(), output.read_text()
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_a_requeued_job_is_a_new_one(
+    how: str, submit: Callable[..., Path], on_slurm: Tasks
+) -> None:
+    output = submit(*STARTS[how])
+    job = on_slurm.variables["JOB"]
+    done = on_slurm.start(["scontrol", "requeue", job])
+    assert done.code == 0, done.text
+    state = ["scontrol", "show", "job", job]
+    until("it has run again", lambda: "JobState=COMPLETED" in on_slurm.start(state).text, LIMIT)
+    for rank in range(2):
+        assert f"BEGUN {rank} of 2, start 1" in output.read_text(), output.read_text()
 
 
 def test_gradwire_run_uses_the_allocation(on_slurm: Tasks) -> None:

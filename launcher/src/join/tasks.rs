@@ -76,6 +76,8 @@ fn of_numbers(names: &Numbers, given: &Variables<'_>) -> Result<Placement, Place
     if rank >= size || local >= slots || slots > size {
         return Err(disagree("these contradict each other".to_owned()));
     }
+    // On a single host any order will do; that of Open MPI 5 follows the cores.
+    let local = if slots == size { rank } else { local };
     if !size.is_multiple_of(slots) {
         // The numbers of a task don't say how many tasks other hosts have.
         let why = "hosts with different numbers of ranks; use as many on each, or gradwire run";
@@ -189,6 +191,15 @@ mod tests {
             (ompi.to_owned(), "mpirun", Some("prterun-a-12@1"), [3, 4, 1, 2, 1, 2]),
             (format!("{slurm} {ompi}"), "mpirun", Some("prterun-a-12@1"), [3, 4, 1, 2, 1, 2]),
             (hydra.to_owned(), "mpiexec", None, [1, 2, 1, 2, 0, 1]),
+            // Open MPI 5 on one host: rank 1 is the third process there.
+            (
+                ompi.replace("RANK=3", "RANK=1")
+                    .replace("SIZE=2", "SIZE=4")
+                    .replace("L_RANK=1", "L_RANK=2"),
+                "mpirun",
+                Some("prterun-a-12@1"),
+                [1, 4, 1, 4, 0, 1],
+            ),
         ] {
             let found = read(&variables).unwrap().unwrap();
             assert_eq!((found.starter, found.key.as_deref()), (starter, key), "{variables}");
