@@ -219,6 +219,10 @@ def test_a_requeued_job_is_a_new_one(
     done = on_slurm.start(["scontrol", "requeue", job])
     assert done.code == 0, done.text
     state = ["scontrol", "show", "job", job]
+    until("it waits", lambda: "JobState=PENDING" in on_slurm.start(state).text)
+    # Slurm would wait for minutes.
+    done = on_slurm.start(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    assert done.code == 0, done.text
     until("it has run again", lambda: "JobState=COMPLETED" in on_slurm.start(state).text, LIMIT)
     for rank in range(2):
         assert f"BEGUN {rank} of 2, start 1" in output.read_text(), output.read_text()
