@@ -108,10 +108,12 @@ def test_a_program_joins_under_mpirun(tasks: Tasks) -> None:
 
 
 def test_tasks_that_are_dealt_out_are_refused(tasks: Tasks) -> None:
-    words = ["mpirun.openmpi", "-np", "2", "-x", "OMPI_COMM_WORLD_LOCAL_SIZE=1"]
-    program = ["sh", "-c", f"OMPI_COMM_WORLD_LOCAL_RANK=1 exec {sys.executable} -c '{PLACES}'"]
-    done = tasks.start([*words[:3], "--oversubscribe", *program])
-    assert done.code != 0 and "OMPI_COMM_WORLD_LOCAL_RANK=1" in done.text, done.text
+    # As on the second of two hosts, with --map-by node.
+    numbers = {"RANK": 1, "SIZE": 4, "LOCAL_RANK": 0, "LOCAL_SIZE": 2}
+    given = " ".join(f"OMPI_COMM_WORLD_{name}={number}" for name, number in numbers.items())
+    program = ["sh", "-c", f"{given} exec {sys.executable} -c '{PLACES}'"]
+    done = tasks.start([*MPI["Open MPI"], "2", *program])
+    assert done.code != 0 and "OMPI_COMM_WORLD_LOCAL_RANK=0" in done.text, done.text
     assert "must follow each other" in done.text, done.text
 
 
