@@ -254,6 +254,7 @@ impl Engine {
     fn lose(&mut self, node: NodeId, why: &str, now: Duration, out: &mut Output) {
         let members = self.membership.members();
         let host = members.host(node);
+        // The launcher takes the parts of this text (`lost_node` in its report.rs).
         let mut what = format!("the daemon of {} is lost: {why}", members.describe(node));
         let slots = self.dispatch.in_flight_on(node);
         let in_flight = slots.iter().filter_map(|slot| self.agreement.name(*slot));

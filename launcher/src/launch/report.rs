@@ -390,7 +390,7 @@ impl JobReport {
             }
             _ => first.lines(others_ran),
         };
-        // What others say about a killed daemon is to find out how it ended.
+        // What others say about a killed daemon is how to find out its end, and that is known.
         if let (Cause::Ended { role, end, .. }, Some(failure)) = (first, failure)
             && (!first.explains(failure) || first.goes_with(failure))
             && (*role != Role::Daemon || matches!(end, ProcessEnd::Code(_)))
