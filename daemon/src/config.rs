@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_net::interfaces::data_address;
+use gradwire_net::interfaces::data_addresses;
 use gradwire_proto::{JobId, Secret, beat::Limits};
 use gradwire_settings::{
     Settings,
@@ -29,7 +29,8 @@ pub struct DaemonConfig {
     pub(crate) host: String,
     /// The address at which other nodes reach this one.
     pub(crate) address: IpAddr,
-    pub(crate) data_listen: SocketAddr,
+    /// Where it listens for other nodes: on one address of each interface that it uses.
+    pub(crate) data_listen: Vec<SocketAddr>,
     /// The process that has started this one.
     pub(crate) parent: Option<Pid>,
     pub(crate) slots: u32,
@@ -113,10 +114,10 @@ impl DaemonConfig {
             host: env.text("GRADWIRE_HOST")?.to_owned(),
             address,
             data_listen: match settings.data.listen {
-                Some(listen) => listen,
+                Some(listen) => vec![listen],
                 None => {
                     let given = &settings.data.interface;
-                    let own = data_address(given, variables, address).map_err(|error| {
+                    let own = data_addresses(given, variables, address).map_err(|error| {
                         let (variable, value) = ("data.interface", given.clone());
                         VariableError::Invalid { variable, value, reason: error.0 }
                     })?;
@@ -124,7 +125,7 @@ impl DaemonConfig {
                         let what = "no interface of this host fits: it is ignored";
                         tracing::warn!(%name, %text, "{what}");
                     }
-                    SocketAddr::new(own.address, 0)
+                    own.addresses.into_iter().map(|own| SocketAddr::new(own, 0)).collect()
                 }
             },
             parent: getppid(),

@@ -50,7 +50,7 @@ use std::{
 
 use gradwire_coordinator::{SessionAcceptor, host::LAST_MESSAGES};
 pub use gradwire_proto::Ending;
-use gradwire_proto::{Failure, FailureKind};
+use gradwire_proto::{Endpoints, Failure, FailureKind};
 use gradwire_services::launch::Notice;
 use gradwire_shm::flight::FlightMemory;
 use gradwire_telemetry::on_scrape;
@@ -126,8 +126,8 @@ impl From<io::Error> for DaemonError {
 #[derive(Debug)]
 pub struct Daemon {
     config: DaemonConfig,
-    data: TcpListener,
-    data_address: SocketAddr,
+    data: Vec<TcpListener>,
+    data_addresses: Endpoints,
     workers: UnixListener,
     notices: Option<mpsc::UnboundedReceiver<Notice>>,
     acceptor: Option<SessionAcceptor>,
@@ -152,15 +152,20 @@ impl Daemon {
     /// # Errors
     /// [`DaemonError`] if an address is taken or is not one of this machine's.
     pub async fn bind(config: DaemonConfig) -> Result<Self, DaemonError> {
-        let address = config.data_listen;
-        let data = TcpListener::bind(address)
-            .await
-            .map_err(|reason| DaemonError::Data { address, reason })?;
-        let mut data_address = data.local_addr()?;
-        if data_address.ip().is_unspecified() {
-            // Other nodes reach a listener on all addresses at the node's own address.
-            data_address.set_ip(config.address);
+        let (mut data, mut addresses) = (Vec::new(), Vec::new());
+        for address in config.data_listen.iter().copied() {
+            let listener = TcpListener::bind(address)
+                .await
+                .map_err(|reason| DaemonError::Data { address, reason })?;
+            let mut own = listener.local_addr()?;
+            if own.ip().is_unspecified() {
+                // Other nodes reach a listener on all addresses at the node's own address.
+                own.set_ip(config.address);
+            }
+            data.push(listener);
+            addresses.push(own);
         }
+        let data_addresses = Endpoints::new(addresses).map_err(io::Error::other)?;
         let workers = listen_for_workers(&config.socket).map_err(|reason| DaemonError::Socket {
             socket: config.socket.clone(),
             hint: match Errno::from_io_error(&reason) {
@@ -175,7 +180,7 @@ impl Daemon {
         Ok(Self {
             config,
             data,
-            data_address,
+            data_addresses,
             workers,
             notices: None,
             acceptor: None,
@@ -197,9 +202,9 @@ impl Daemon {
         self.recording.clone()
     }
 
-    /// The address on which the data plane listens.
+    /// The first address on which the data plane listens.
     pub fn data_address(&self) -> SocketAddr {
-        self.data_address
+        self.data_addresses.first()
     }
 
     /// Receives the agent's reports on the ranks' processes. So the job does not wait for ranks
@@ -238,7 +243,7 @@ impl Daemon {
         let Self {
             config,
             data,
-            data_address,
+            data_addresses,
             workers,
             mut notices,
             acceptor,
@@ -266,19 +271,19 @@ impl Daemon {
             coordinator: config.coordinator,
             acceptor,
             host: config.host.clone(),
-            data_address,
+            data_addresses: data_addresses.clone(),
             metrics_address: metrics,
             slots: config.slots,
             order: config.order,
             epoch: config.named_epoch(),
             rack: config.rack.clone(),
-            line_mbit: Line::of(data_address.ip(), config.line_rate).mbit(),
+            line_mbit: Line::of(&data_addresses, config.line_rate).mbit(),
             start_timeout: config.start_timeout,
             retransmission: config.retransmission,
             recovery: config.recovery,
         };
         let mut dispatcher =
-            Dispatcher { node: node.clone(), listener: Some(data), cancel: stop.clone() };
+            Dispatcher { node: node.clone(), listeners: Some(data), cancel: stop.clone() };
         let mut phase = job.watch();
         let announce = async {
             let formed = |phase: &job::Phase| matches!(phase, job::Phase::Running(_));

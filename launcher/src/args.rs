@@ -45,7 +45,7 @@ pub struct JobOptions {
     ///
     /// A line is `host slots=N`, or `host role=server` without ranks.
     ///
-    /// The words `rack=LABEL` and `line=RATE` may follow.
+    /// The words `rack=LABEL`, `line=RATE` and `interface=NAME` may follow.
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
     /// Hosts without ranks that reduce for the others.

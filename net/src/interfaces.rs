@@ -2,8 +2,9 @@
 //! set for NCCL or Gloo.
 //!
 //! The setting is a list of names (`eth1`), patterns (`ib*`) and networks (`10.1.0.0/16`), of which
-//! the first that fits counts; after `^` it is a list of what is not used. `NCCL_SOCKET_IFNAME` has
-//! prefixes instead (NVIDIA's documentation of NCCL, "Environment Variables").
+//! the first that fits counts; after `^` it is a list of what is not used. An entry such as
+//! `eth1+eth2` names interfaces that are used together. `NCCL_SOCKET_IFNAME` has prefixes instead
+//! (NVIDIA's documentation of NCCL, "Environment Variables").
 
 use std::{
     collections::HashMap,
@@ -20,9 +21,11 @@ pub const OTHERS: [&str; 2] = [NCCL, "GLOO_SOCKET_IFNAME"];
 
 /// An interface with one of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Interface {
-    name: String,
-    address: IpAddr,
+pub struct Interface {
+    /// Its name, such as `eth0`.
+    pub name: String,
+    /// One of its addresses.
+    pub address: IpAddr,
 }
 
 impl fmt::Display for Interface {
@@ -43,19 +46,22 @@ impl fmt::Display for InterfaceError {
 
 impl std::error::Error for InterfaceError {}
 
-/// The address of a host for its data.
+/// How many interfaces of a host may be used together.
+pub const MAX_TOGETHER: usize = 8;
+
+/// The addresses of a host for its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DataAddress {
-    /// The address.
-    pub address: IpAddr,
+pub struct DataAddresses {
+    /// At least one and at most [`MAX_TOGETHER`], in the order of the setting.
+    pub addresses: Vec<IpAddr>,
     /// The variable of another library that names no interface of this host, and its value. It is
     /// ignored: that library may not run here.
     pub ignored: Option<(&'static str, String)>,
 }
 
-impl From<IpAddr> for DataAddress {
-    fn from(address: IpAddr) -> Self {
-        Self { address, ignored: None }
+impl From<Vec<IpAddr>> for DataAddresses {
+    fn from(addresses: Vec<IpAddr>) -> Self {
+        Self { addresses, ignored: None }
     }
 }
 
@@ -107,9 +113,13 @@ impl Entry {
 
 /// What is used, or what is not.
 #[derive(Debug, PartialEq, Eq)]
-struct Choice {
-    is_excluding: bool,
-    entries: Vec<Entry>,
+enum Choice {
+    /// One interface that fits any of these entries.
+    OneOf(Vec<Entry>),
+    /// One interface that fits none of these entries.
+    NoneOf(Vec<Entry>),
+    /// The interfaces of the first group of which every entry fits one.
+    Groups(Vec<Vec<Entry>>),
 }
 
 impl Choice {
@@ -118,12 +128,21 @@ impl Choice {
             Some(rest) => (true, rest),
             None => (false, text),
         };
-        let entries = list.split(',').map(str::trim).filter(|entry| !entry.is_empty());
-        let entries: Vec<_> = entries.map(Entry::parse).collect::<Result<_, _>>()?;
-        match entries.is_empty() {
-            true => Err("no interface is named".to_owned()),
-            false => Ok(Self { is_excluding, entries }),
+        let named = list.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        let named: Vec<_> = named.collect();
+        if named.is_empty() {
+            return Err("no interface is named".to_owned());
         }
+        let is_together = named.iter().any(|entry| entry.contains('+'));
+        if is_together && is_excluding {
+            return Err("after ^ nothing can be used together, with +".to_owned());
+        }
+        if is_together {
+            let groups: Result<_, _> = named.into_iter().map(group).collect();
+            return groups.map(Self::Groups);
+        }
+        let entries = named.into_iter().map(Entry::parse).collect::<Result<_, _>>()?;
+        Ok(if is_excluding { Self::NoneOf(entries) } else { Self::OneOf(entries) })
     }
 
     /// The same for NCCL's list: of prefixes, or after `=` of names.
@@ -140,25 +159,56 @@ impl Choice {
         Self::parse(&format!("{not}{}", prefixes.join(",")))
     }
 
-    /// The address that the host uses: `own` if that fits. Otherwise the first that does; one of
-    /// its family, if there is one, and one beyond this host, unless a loopback address is named.
-    fn address(&self, all: &[Interface], own: IpAddr) -> Option<IpAddr> {
-        let fitting: Vec<&Interface> = if self.is_excluding {
-            all.iter().filter(|one| !self.entries.iter().any(|entry| entry.fits(one))).collect()
-        } else {
-            let each = self.entries.iter();
-            each.flat_map(|entry| all.iter().filter(|one| entry.fits(one))).collect()
-        };
-        if fitting.iter().any(|one| one.address == own) {
-            return Some(own);
+    /// The addresses that the host uses; `None` if no interface fits.
+    fn addresses(&self, all: &[Interface], own: IpAddr) -> Option<Vec<IpAddr>> {
+        match self {
+            Self::OneOf(entries) => {
+                let each = entries.iter();
+                let fitting = each.flat_map(|entry| all.iter().filter(|one| entry.fits(one)));
+                best(&fitting.collect::<Vec<_>>(), own, true).map(|one| vec![one])
+            }
+            Self::NoneOf(entries) => {
+                let fits = |one: &&Interface| !entries.iter().any(|entry| entry.fits(one));
+                let fitting = all.iter().filter(fits);
+                best(&fitting.collect::<Vec<_>>(), own, false).map(|one| vec![one])
+            }
+            Self::Groups(groups) => groups.iter().find_map(|group| {
+                let mut found = Vec::new();
+                for entry in group {
+                    // Two entries, such as eth*+eth*, are two interfaces.
+                    let is_free = |one: &&Interface| !found.contains(&one.address);
+                    let fitting = all.iter().filter(is_free).filter(|one| entry.fits(one));
+                    found.push(best(&fitting.collect::<Vec<_>>(), own, true)?);
+                }
+                Some(found)
+            }),
         }
-        let family = |one: &Interface| one.address.is_ipv4() == own.is_ipv4();
-        let usable = || fitting.iter().filter(|one| is_usable(one.address));
-        let usable = usable().find(|one| family(one)).or_else(|| usable().next());
-        let loopback =
-            || fitting.iter().find(|one| !self.is_excluding && one.address.is_loopback());
-        usable.or_else(loopback).map(|one| one.address)
     }
+}
+
+/// Interfaces that are used together: `eth1+eth2`.
+fn group(text: &str) -> Result<Vec<Entry>, String> {
+    let named: Vec<_> = text.split('+').map(str::trim).collect();
+    if named.iter().any(|entry| entry.is_empty()) {
+        return Err(format!("'{text}' lacks an interface beside +"));
+    }
+    if named.len() > MAX_TOGETHER {
+        return Err(format!("'{text}' has more than {MAX_TOGETHER} interfaces"));
+    }
+    named.into_iter().map(Entry::parse).collect()
+}
+
+/// The best of the addresses that fit: `own` if that does. Otherwise the first; one of its family,
+/// if there is one, and one beyond this host, unless a loopback address was named.
+fn best(fitting: &[&Interface], own: IpAddr, may_be_loopback: bool) -> Option<IpAddr> {
+    if fitting.iter().any(|one| one.address == own) {
+        return Some(own);
+    }
+    let family = |one: &Interface| one.address.is_ipv4() == own.is_ipv4();
+    let usable = || fitting.iter().filter(|one| is_usable(one.address));
+    let usable = usable().find(|one| family(one)).or_else(|| usable().next());
+    let loopback = || fitting.iter().find(|one| may_be_loopback && one.address.is_loopback());
+    usable.or_else(loopback).map(|one| one.address)
 }
 
 /// Whether other hosts can use an address as it is; those of a link need the name of an interface.
@@ -170,46 +220,60 @@ fn is_usable(address: IpAddr) -> bool {
     !address.is_loopback() && !is_link_local
 }
 
-/// The address of this host for its data: of `all` interfaces, according to the setting `given`, or
-/// else to a variable of others; `own` without either. Pure.
+/// The addresses of this host for its data: of `all` interfaces, according to the setting `given`,
+/// or else to a variable of others; `own` without either. Pure.
 fn choose(
     given: &str,
     variables: &HashMap<String, String>,
     all: &[Interface],
     own: IpAddr,
-) -> Result<DataAddress, InterfaceError> {
+) -> Result<DataAddresses, InterfaceError> {
+    let only = |address| DataAddresses::from(vec![address]);
     if !given.trim().is_empty() {
         let choice = Choice::parse(given).map_err(InterfaceError)?;
-        return choice.address(all, own).map(Into::into).ok_or_else(|| {
+        return choice.addresses(all, own).map(Into::into).ok_or_else(|| {
             let has: Vec<_> = all.iter().map(ToString::to_string).collect();
             InterfaceError(format!("none of this host's interfaces fits: {}", has.join(", ")))
         });
     }
     // A job on this host needs no other address.
     if own.is_loopback() {
-        return Ok(own.into());
+        return Ok(only(own));
     }
     let mut set = OTHERS.iter().filter_map(|name| Some((*name, variables.get(*name)?)));
     let Some((name, text)) = set.find(|(_, text)| !text.trim().is_empty()) else {
-        return Ok(own.into());
+        return Ok(only(own));
     };
     let choice = if name == NCCL { Choice::of_nccl(text) } else { Choice::parse(text) };
-    Ok(match choice.map(|choice| choice.address(all, own)) {
-        Ok(Some(address)) => address.into(),
-        _ => DataAddress { address: own, ignored: Some((name, text.clone())) },
+    Ok(match choice.map(|choice| choice.addresses(all, own)) {
+        Ok(Some(addresses)) => addresses.into(),
+        _ => DataAddresses { ignored: Some((name, text.clone())), ..only(own) },
     })
 }
 
-/// The address of this host for its data. `given` is the setting `data.interface`, `variables` are
-/// those of the process, and `own` is the address by which others know the host.
+/// The interfaces of this host that are used together for its data. `given` is the setting
+/// `data.interface`, `variables` are those of the process, and `own` is the address by which others
+/// know the host.
 ///
 /// # Errors
 /// [`InterfaceError`] if `given` is not valid, or no interface of this host fits.
-pub fn data_address(
+pub fn data_addresses(
     given: &str,
     variables: &HashMap<String, String>,
     own: IpAddr,
-) -> Result<DataAddress, InterfaceError> {
+) -> Result<DataAddresses, InterfaceError> {
+    choose(given, variables, &interfaces(), own)
+}
+
+/// An interface for each address of this host that other hosts can use as it is, in the system's
+/// order.
+pub fn usable() -> Vec<Interface> {
+    let mut all = interfaces();
+    all.retain(|one| is_usable(one.address));
+    all
+}
+
+fn interfaces() -> Vec<Interface> {
     let read = |one: InterfaceAddress| {
         let address = one.address?;
         let v4 = address.as_sockaddr_in().map(|own| IpAddr::V4(*SocketAddrV4::from(*own).ip()));
@@ -218,8 +282,7 @@ pub fn data_address(
         let name = one.interface_name.split(':').next().unwrap_or_default().to_owned();
         Some(Interface { name, address: v4.or(v6)? })
     };
-    let all: Vec<_> = getifaddrs().map(|all| all.filter_map(read).collect()).unwrap_or_default();
-    choose(given, variables, &all, own)
+    getifaddrs().map(|all| all.filter_map(read).collect()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -228,7 +291,7 @@ mod tests {
 
     const OWN: &str = "192.168.0.7";
 
-    fn interfaces() -> Vec<Interface> {
+    fn examples() -> Vec<Interface> {
         [
             ("lo", "127.0.0.1"),
             ("eth0", OWN),
@@ -250,8 +313,9 @@ mod tests {
     fn chosen(given: &str, variable: Option<(&str, &str)>) -> Result<String, InterfaceError> {
         let pair = |(name, text): (&str, &str)| (name.to_owned(), text.to_owned());
         let variables = variable.map(pair).into_iter().collect();
-        let address = choose(given, &variables, &interfaces(), OWN.parse().unwrap());
-        address.map(|found| found.address.to_string())
+        let found = choose(given, &variables, &examples(), OWN.parse().unwrap())?;
+        let each: Vec<_> = found.addresses.iter().map(ToString::to_string).collect();
+        Ok(each.join(" "))
     }
 
     #[test]
@@ -275,6 +339,32 @@ mod tests {
             ("^ 192.168.0.0/16, docker0,eth10", "10.1.0.7"),
         ] {
             assert_eq!(chosen(given, None).unwrap(), address, "{given}");
+        }
+    }
+
+    #[test]
+    fn a_group_is_used_together() {
+        for (given, addresses) in [
+            ("eth0+eth10", "192.168.0.7 10.10.0.7"),
+            ("eth10 + eth0", "10.10.0.7 192.168.0.7"),
+            ("eth9+eth10, eth1+ib1, eth0", "10.1.0.7 10.2.3.7"),
+            ("eth9+eth10,ib1", "10.2.3.7"),
+            ("eth1*+eth1*", "10.10.0.7 10.1.0.7"),
+            ("10.10.0.0/16+10.1.0.0/16", "10.10.0.7 10.1.0.7"),
+            ("lo+eth0", "127.0.0.1 192.168.0.7"),
+        ] {
+            assert_eq!(chosen(given, None).unwrap(), addresses, "{given}");
+        }
+        let nine = ["eth0"; 9].join("+");
+        for (given, says) in [
+            ("eth0+", "'eth0+' lacks an interface beside +"),
+            ("^eth0+eth1", "after ^ nothing can be used together"),
+            (nine.as_str(), "has more than 8 interfaces"),
+            ("eth0+eth9", "none of this host's interfaces fits"),
+            ("eth10+eth10", "none of this host's interfaces fits"),
+        ] {
+            let error = chosen(given, None).unwrap_err().to_string();
+            assert!(error.contains(says), "{given}: {error}");
         }
     }
 
@@ -308,14 +398,14 @@ mod tests {
         }
         assert_eq!(chosen("ib1", Some((NCCL, "eth1"))).unwrap(), "10.2.3.7");
         let variables = HashMap::from([(NCCL.to_owned(), "nothing".to_owned())]);
-        let found = choose("", &variables, &interfaces(), OWN.parse().unwrap()).unwrap();
+        let found = choose("", &variables, &examples(), OWN.parse().unwrap()).unwrap();
         assert_eq!(found.ignored, Some((NCCL, "nothing".to_owned())));
     }
 
     #[test]
     fn this_machine_has_a_loopback_address() {
         let own = IpAddr::from([192, 0, 2, 1]);
-        let found = data_address("127.0.0.0/8", &HashMap::new(), own).unwrap();
-        assert_eq!(found.address, IpAddr::from([127, 0, 0, 1]));
+        let found = data_addresses("127.0.0.0/8", &HashMap::new(), own).unwrap();
+        assert_eq!(found.addresses, [IpAddr::from([127, 0, 0, 1])]);
     }
 }

@@ -9,6 +9,7 @@
 //! - [`pb`]: the generated messages
 //! - [`float8`]: the two 8-bit floats
 //! - [`rack`]: the check of rack labels
+//! - [`endpoints`]: where a node's data plane listens
 //! - [`types`]: ranks, names, shapes, element types: values that are always valid
 //! - [`compression`]: the wire type of elements between nodes
 //! - [`request`]: what a rank asks for, and how two requests differ
@@ -25,6 +26,7 @@ pub mod beat;
 pub mod clock;
 pub mod compression;
 pub mod convert;
+pub mod endpoints;
 pub mod failure;
 pub mod float8;
 pub mod numbered;
@@ -36,6 +38,7 @@ pub mod types;
 pub use agreed::{Agreed, Expected, Flow, Impossible, NO_PART, Route};
 pub use auth::Secret;
 pub use convert::WireError;
+pub use endpoints::{Endpoints, InvalidEndpoints, MAX_ENDPOINTS};
 pub use failure::{Details, Ending, Failure, FailureKind, SEE_OUTPUT};
 pub use float8::{F8E4m3, F8E5m2};
 pub use rack::{InvalidRackLabel, MAX_LABEL_BYTES, MAX_TIERS, check_rack_label};
@@ -46,7 +49,7 @@ pub use types::{
 };
 
 /// The version of the messages of this crate. It must be the same on both sides of a connection.
-pub const PROTOCOL: u32 = 15;
+pub const PROTOCOL: u32 = 16;
 
 /// What a node sends first on its connection to the coordinator, before HTTP/2. So the coordinator
 /// can tell nodes from viewers without reading any further.

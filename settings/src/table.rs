@@ -218,8 +218,9 @@ sections! {
             "data.connect_timeout_ms", Kind::Number { min: 10, max: HOUR_MS }, "3000", "ms";
         /// The network that carries the data: names of interfaces (eth1), patterns (ib*) or
         /// networks (10.1.0.0/16), separated by commas. The first that a host has counts; after ^,
-        /// all that are not in the list. Empty: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, if they
-        /// are set, or else the network by which the launcher reaches the host.
+        /// all that are not in the list. eth1+eth2 uses both together. Empty: NCCL_SOCKET_IFNAME or
+        /// GLOO_SOCKET_IFNAME, if they are set, or else the network by which the launcher reaches
+        /// the host.
         interface: String = "data.interface", Kind::Text, "", "", User;
         /// The address on which a daemon listens for its peers, instead of data.interface; empty:
         /// its host's address there and a free port.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use gradwire_proto::{MAX_LABEL_BYTES, PROTOCOL, Rank, VERSION, check_rack_label, pb};
+use gradwire_proto::{Endpoints, MAX_LABEL_BYTES, PROTOCOL, Rank, VERSION, check_rack_label, pb};
 
 use super::{
     absence::Absence,
@@ -95,13 +95,14 @@ pub(crate) fn check_join(
         return invalid("the host name is empty: set GRADWIRE_HOST on that node".into());
     }
     let address = text::excerpt(&join.data_address, 80);
-    match join.data_address.parse::<SocketAddr>() {
-        Err(_) => {
+    let reachable = |at: SocketAddr| !at.ip().is_unspecified() && at.port() != 0;
+    match join.data_address.parse::<Endpoints>() {
+        Err(expected) => {
             return invalid(format!(
-                "invalid data address '{address}' of node '{host}': expected ip:port"
+                "invalid data address '{address}' of node '{host}': {expected}"
             ));
         }
-        Ok(at) if at.ip().is_unspecified() || at.port() == 0 => {
+        Ok(all) if !all.all().iter().copied().all(reachable) => {
             return invalid(format!(
                 "other nodes can't dial the data address '{address}' of node '{host}': set \
                  GRADWIRE_ADDRESS to an address of that node"
@@ -109,7 +110,6 @@ pub(crate) fn check_join(
         }
         Ok(_) => {}
     }
-    let reachable = |at: SocketAddr| !at.ip().is_unspecified() && at.port() != 0;
     let metrics = &join.metrics_address;
     if !metrics.is_empty() && !metrics.parse().is_ok_and(reachable) {
         let address = text::excerpt(metrics, 80);
@@ -146,6 +146,11 @@ pub(crate) fn check_join(
 /// Names an epoch as joins have it.
 fn epoch_of(named: u64) -> String {
     if named == 0 { "a job of fixed size".to_owned() } else { format!("epoch {named}") }
+}
+
+/// An address that is in both lists of data addresses.
+fn common_address<'a>(one: &str, other: &'a str) -> Option<&'a str> {
+    other.split(',').find(|address| one.split(',').any(|there| there == *address))
 }
 
 /// The node of a join.
@@ -225,15 +230,16 @@ impl Forming {
                 ),
             );
         }
-        let same_address =
-            self.joined.values().find(|there| there.join.data_address == join.data_address);
-        if let Some(Entry { join: there, .. }) = same_address {
+        let same = self.joined.values().find_map(|Entry { join: there, .. }| {
+            common_address(&there.data_address, &join.data_address).map(|at| (there, at))
+        });
+        if let Some((there, at)) = same {
             return refuse(
                 RefusalKind::Taken,
                 format!(
-                    "nodes '{}' and '{}' have the same data address {}: set GRADWIRE_ADDRESS on \
+                    "nodes '{}' and '{}' have the same data address {at}: set GRADWIRE_ADDRESS on \
                      each to an address that the others can reach",
-                    there.host, join.host, join.data_address
+                    there.host, join.host
                 ),
             );
         }

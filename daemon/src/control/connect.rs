@@ -8,7 +8,7 @@ use std::{
 
 use gradwire_coordinator::{Outbox, OutboxStream, SessionAcceptor};
 use gradwire_proto::{
-    Failure, FailureKind, JobId, PROTOCOL, Secret, VERSION,
+    Endpoints, Failure, FailureKind, JobId, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
     pb,
 };
@@ -37,7 +37,7 @@ pub(crate) struct Introduction {
     /// Accepts the session of this node, if the coordinator runs in this process.
     pub(crate) acceptor: Option<SessionAcceptor>,
     pub(crate) host: String,
-    pub(crate) data_address: SocketAddr,
+    pub(crate) data_addresses: Endpoints,
     pub(crate) metrics_address: Option<SocketAddr>,
     pub(crate) slots: u32,
     pub(crate) order: u32,
@@ -62,7 +62,7 @@ impl Introduction {
     /// Joins on stream number `attempt`, after N messages were `received` on earlier ones.
     pub(super) fn join(&self, challenge: &[u8], attempt: u32, received: u64) -> pb::Join {
         let nonce = auth::nonce();
-        let data_address = self.data_address.to_string();
+        let data_address = self.data_addresses.to_string();
         let metrics_address = self.metrics_address.map_or_else(String::new, |at| at.to_string());
         let claim = Claim::Join {
             challenge,
@@ -296,7 +296,7 @@ mod tests {
             coordinator,
             acceptor,
             host: "a".to_owned(),
-            data_address: coordinator,
+            data_addresses: coordinator.into(),
             metrics_address: None,
             slots: 1,
             order: 0,

@@ -34,15 +34,15 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     pub(crate) node: Arc<Node>,
-    /// The data plane's listener, until the world has formed.
-    pub(crate) listener: Option<TcpListener>,
+    /// The data plane's listeners, until the world has formed.
+    pub(crate) listeners: Option<Vec<TcpListener>>,
     pub(crate) cancel: CancellationToken,
 }
 
 impl Dispatcher {
     pub(super) fn formed(&mut self, world: Arc<World>) -> Result<(), Failure> {
         let node = &self.node;
-        let Some(listener) = self.listener.take() else {
+        let Some(listeners) = self.listeners.take() else {
             return Err(protocol("the coordinator formed the world twice"));
         };
         let config = &node.config;
@@ -61,7 +61,7 @@ impl Dispatcher {
                 .hint("raise gradwired's limits of open files and processes (ulimit -n -u)")
         };
         let hosts: Arc<[String]> = world.nodes.iter().map(|n| n.host.clone()).collect();
-        let line = Line::of(world.me().address.ip(), config.line_rate);
+        let line = Line::of(&world.me().addresses, config.line_rate);
         let paths = Arc::new(Paths::new(hosts.clone(), line));
         on_scrape(&paths);
         let events: Arc<dyn LaneEvents> = Arc::new(Arc::downgrade(node));
@@ -103,7 +103,9 @@ impl Dispatcher {
             node.job.clone(),
             self.cancel.clone(),
         );
-        node.spawn("the listener of the data plane", mesh.clone().serve(listener));
+        for listener in listeners {
+            node.spawn("the listener of the data plane", mesh.clone().serve(listener));
+        }
         let everybody = Arc::new(Members::everybody(&world));
         let queue = Arc::new(TensorQueue::new(world.me().first_rank, everybody));
         metrics::process_sets(queue.process_sets());

@@ -125,7 +125,7 @@ struct Datagrams {
 
 impl Datagrams {
     fn open(node: &Node, world: &World) -> io::Result<Self> {
-        let socket = UdpSocket::bind((world.me().address.ip(), 0))?;
+        let socket = UdpSocket::bind((world.me().addresses.first().ip(), 0))?;
         socket.connect(node.config.coordinator)?;
         Ok(Self { socket, identity: node.config.identity.clone(), sent: 0, unanswered: 0 })
     }

@@ -1,5 +1,6 @@
 //! Makes the connections between nodes. When a schedule first needs a peer, the node with the
-//! smaller number dials, `streams` times per lane, and the other one accepts. The dialler alone
+//! smaller number dials, `streams` times per lane, and the other one accepts. If both nodes use
+//! several interfaces together, each lane has connections on all of them. The dialler alone
 //! chooses the number of connections: a frame says where it belongs. `connections` decides when a
 //! broken connection is dialled again.
 //!
@@ -9,7 +10,7 @@
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -41,7 +42,9 @@ use crate::{
     transport::{
         connections::{Connections, Demand},
         frame::Totals,
-        handshake::{self, Admission, Attempt, ConnectionId, HandshakeError, Identity},
+        handshake::{
+            self, Admission, Attempt, ConnectionId, HandshakeError, Identity, MAX_STREAMS,
+        },
         patience::{self, Patience},
         window::Window,
     },
@@ -134,6 +137,15 @@ impl Mesh {
         }
     }
 
+    /// How many connections each lane has with a peer: the same number on each interface that both
+    /// nodes use.
+    fn streams(&self, peer: NodeId) -> u32 {
+        let [own, theirs] = [self.world.node, peer].map(|node| &self.world.nodes[node.0 as usize]);
+        let pairs = own.addresses.pairs(&theirs.addresses) as u32;
+        let even = self.config.streams.next_multiple_of(pairs);
+        if even > MAX_STREAMS { MAX_STREAMS / pairs * pairs } else { even }
+    }
+
     fn start(self: &Arc<Self>, id: ConnectionId, totals: Totals) {
         let mesh = self.clone();
         let (job, host) = (self.job.clone(), self.world.me().host.clone());
@@ -149,7 +161,9 @@ impl Mesh {
         let node = &self.world.nodes[id.peer.0 as usize];
         let returns = self.config.recovery.filter(|_| self.dialled.lock().was_up(id));
         let limit = returns.unwrap_or(self.config.connect_timeout);
-        match self.dial(node.address, id, totals, limit).await {
+        let (_, number) = id.place(self.identity.lanes);
+        let (from, to) = self.world.me().addresses.pair(&node.addresses, number);
+        match self.dial((from, to), id, totals, limit).await {
             Ok((stream, attempt, round_trip)) => {
                 self.dialled.lock().connected(id);
                 self.hand_over(id, attempt, None, stream, round_trip);
@@ -159,12 +173,13 @@ impl Mesh {
                     Some(limit) => format!(" again within {} ms", limit.as_millis()),
                     None => String::new(),
                 };
+                let host = &self.world.me().host;
+                let is_named = *host == from.to_string();
+                let at = if is_named { String::new() } else { format!(" ({from})") };
                 let what = format!(
-                    "its data plane at {} can't be reached{again} from {}: {why}",
-                    node.address,
-                    self.world.me().host
+                    "its data plane at {to} can't be reached{again} from {host}{at}: {why}"
                 );
-                let hint = if node.address.is_ipv4() == self.world.me().address.is_ipv4() {
+                let hint = if to.is_ipv4() == from.is_ipv4() {
                     "is the address right, and does a firewall let it through?"
                 } else {
                     "one is an IPv4 and the other an IPv6 address: name all hosts by one kind"
@@ -184,7 +199,7 @@ impl Mesh {
     /// Dials until the limit: a peer may start a moment later, and a connection may be reset.
     async fn dial(
         &self,
-        address: SocketAddr,
+        ends: (IpAddr, SocketAddr),
         id: ConnectionId,
         totals: Totals,
         limit: Duration,
@@ -195,7 +210,7 @@ impl Mesh {
             let number = self.dialled.lock().attempt(id);
             let no_answer = |patience: &Patience| format!("no answer in {:?}", patience.limit());
             let (mut stream, round_trip) =
-                match timeout_at(patience.deadline().into(), self.open(address)).await {
+                match timeout_at(patience.deadline().into(), self.open(ends)).await {
                     Err(_) => return Err(no_answer(&patience)),
                     Ok(Err(error)) => {
                         let why = error.to_string();
@@ -224,14 +239,14 @@ impl Mesh {
 
     /// The first connection that the peer's kernel answers, with its round trip. Several attempts
     /// may be in flight: on a lossy line, one of them must get through in time.
-    async fn open(&self, address: SocketAddr) -> io::Result<(TcpStream, Duration)> {
+    async fn open(&self, ends: (IpAddr, SocketAddr)) -> io::Result<(TcpStream, Duration)> {
         // Dials from this node's own address, which the peer knows: the host may have several nodes
         // or networks.
-        let from = SocketAddr::new(self.world.me().address.ip(), 0);
+        let (from, to) = (SocketAddr::new(ends.0, 0), ends.1);
         let mut attempts = JoinSet::new();
         let mut delay = ATTEMPT_DELAY;
         loop {
-            attempts.spawn(connect(from, address, self.config.congestion_control.clone()));
+            attempts.spawn(connect(from, to, self.config.congestion_control.clone()));
             tokio::select! {
                 Some(first) = attempts.join_next() => return first?,
                 () = sleep(delay) => delay *= 2,
@@ -248,8 +263,8 @@ impl Mesh {
         let mut handshakes = VecDeque::new();
         // All peers with smaller numbers may dial at once, each with as many connections as it
         // chooses.
-        let dialled =
-            self.identity.node.0.saturating_mul(self.identity.lanes * self.config.streams);
+        let smaller = (0..self.identity.node.0).map(NodeId);
+        let dialled: u32 = smaller.map(|peer| self.identity.lanes * self.streams(peer)).sum();
         let most = (dialled as usize).clamp(MIN_HANDSHAKES, MAX_HANDSHAKES);
         let accept = async {
             loop {
@@ -390,7 +405,7 @@ impl Connector for Arc<Mesh> {
         if peer <= self.identity.node {
             return;
         }
-        let count = self.identity.lanes * self.config.streams;
+        let count = self.identity.lanes * self.streams(peer);
         for (id, totals) in self.dialled.lock().need(peer, count, demand) {
             self.start(id, totals);
         }

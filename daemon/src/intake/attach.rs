@@ -519,7 +519,7 @@ fn attached(world: &World, local_rank: u32, config: &DaemonConfig) -> Reply {
             .filter(|n| n.slots > 0)
             .map(|n| pb::Node {
                 host: n.host.clone(),
-                data_address: n.address.to_string(),
+                data_address: n.addresses.to_string(),
                 first_rank: n.first_rank.0,
                 slots: n.slots,
                 rack: n.rack.clone(),

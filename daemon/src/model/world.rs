@@ -1,14 +1,15 @@
 //! The nodes of the job and their ranks, as formed by the coordinator.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use gradwire_collectives::Topology;
-use gradwire_proto::{Compression, Epoch, MAX_LANES, NodeId, Rank, WireError, pb};
+use gradwire_proto::{Compression, Endpoints, Epoch, MAX_LANES, NodeId, Rank, WireError, pb};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeInfo {
     pub(crate) host: String,
-    pub(crate) address: SocketAddr,
+    /// Where its data plane listens.
+    pub(crate) addresses: Endpoints,
     pub(crate) first_rank: Rank,
     pub(crate) slots: u32,
     pub(crate) rack: String,
@@ -89,9 +90,9 @@ impl TryFrom<pb::World> for World {
             }
             next =
                 next.checked_add(node.slots).ok_or_else(|| invalid("nodes", "too many ranks"))?;
-            let address = node.data_address.parse();
+            let addresses = node.data_address.parse();
             nodes.push(NodeInfo {
-                address: address.map_err(|_| invalid("data_address", node.data_address))?,
+                addresses: addresses.map_err(|_| invalid("data_address", node.data_address))?,
                 host: node.host,
                 first_rank: Rank(node.first_rank),
                 slots: node.slots,

@@ -2,9 +2,11 @@
 
 use std::{
     fs,
-    net::{IpAddr, SocketAddrV4, SocketAddrV6},
-    path::PathBuf,
+    net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6},
+    path::{Path, PathBuf},
 };
+
+use gradwire_proto::Endpoints;
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
@@ -15,8 +17,8 @@ const MBIT: u64 = 1_000_000 / 8;
 pub(crate) enum Line {
     /// In Mbit/s.
     Given(u32),
-    /// This file of the interface.
-    Interface(PathBuf),
+    /// The sum of what these files of the interfaces say; unknown if one of them does not.
+    Interfaces(Vec<PathBuf>),
     Unknown,
 }
 
@@ -28,17 +30,25 @@ fn has(interface: &InterfaceAddress, address: IpAddr) -> bool {
 }
 
 impl Line {
-    /// The line with this address of the host; `given` is the rate in Mbit/s, if the settings have
-    /// one.
-    pub(crate) fn of(address: IpAddr, given: Option<u32>) -> Self {
+    /// The line with these addresses of the host; `given` is the rate in Mbit/s, if the settings
+    /// have one.
+    pub(crate) fn of(addresses: &Endpoints, given: Option<u32>) -> Self {
         if let Some(rate) = given {
             return Self::Given(rate);
         }
-        let interface = getifaddrs().ok().and_then(|mut all| all.find(|one| has(one, address)));
-        interface.map_or(Self::Unknown, |interface| {
+        let file = |address: &SocketAddr| {
+            let mut all = getifaddrs().ok()?;
+            let interface = all.find(|one| has(one, address.ip()))?;
             // The name of a second address has a suffix, as in eth0:1.
             let name = interface.interface_name.split(':').next().unwrap_or_default();
-            Self::Interface(PathBuf::from("/sys/class/net").join(name).join("speed"))
+            Some(PathBuf::from("/sys/class/net").join(name).join("speed"))
+        };
+        let files: Option<Vec<_>> = addresses.all().iter().map(file).collect();
+        files.map_or(Self::Unknown, |mut files| {
+            // Two addresses of one interface share its line.
+            files.sort();
+            files.dedup();
+            Self::Interfaces(files)
         })
     }
 
@@ -52,40 +62,48 @@ impl Line {
     pub(crate) fn rate(&self) -> Option<u64> {
         match self {
             Self::Given(mbit) => Some(u64::from(*mbit) * MBIT),
-            Self::Interface(path) => {
-                let mbit: i64 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
-                u64::try_from(mbit).ok().filter(|mbit| *mbit > 0).map(|mbit| mbit * MBIT)
-            }
+            Self::Interfaces(paths) => paths.iter().map(|path| rate_in(path)).sum(),
             Self::Unknown => None,
         }
     }
+}
+
+fn rate_in(path: &Path) -> Option<u64> {
+    let mbit: i64 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
+    u64::try_from(mbit).ok().filter(|mbit| *mbit > 0).map(|mbit| mbit * MBIT)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn at(text: &str) -> Endpoints {
+        text.parse().unwrap()
+    }
+
     #[test]
     fn the_address_determines_the_interface() {
-        let loopback = Line::of(IpAddr::from([127, 0, 0, 1]), None);
-        let Line::Interface(path) = &loopback else { panic!("{loopback:?}") };
-        assert_eq!(path.to_str(), Some("/sys/class/net/lo/speed"));
+        let loopback = Line::of(&at("127.0.0.1:1,[::1]:1"), None);
+        let Line::Interfaces(paths) = &loopback else { panic!("{loopback:?}") };
+        assert_eq!(paths, &[PathBuf::from("/sys/class/net/lo/speed")]);
         // Other interfaces may report 0 or -1, but loopback has no rate at all.
         assert_eq!(loopback.rate(), None);
-        let nobody = Line::of(IpAddr::from([192, 0, 2, 1]), None);
+        let nobody = Line::of(&at("127.0.0.1:1,192.0.2.1:1"), None);
         assert!(matches!(nobody, Line::Unknown), "{nobody:?}");
         assert_eq!(nobody.rate(), None);
     }
 
     #[test]
     fn given_rates_come_first_and_must_be_valid() {
-        let given = Line::of(IpAddr::from([127, 0, 0, 1]), Some(1000));
+        let given = Line::of(&at("127.0.0.1:1"), Some(1000));
         assert_eq!((given.rate(), given.mbit()), (Some(125_000_000), 1000));
         let file = std::env::temp_dir().join(format!("gwtest-speed-{}", std::process::id()));
-        let line = Line::Interface(file.clone());
+        let line = Line::Interfaces(vec![file.clone()]);
+        let two = Line::Interfaces(vec![file.clone(), file.clone()]);
         for (text, rate) in [("-1\n", None), ("0\n", None), ("", None), ("8\n", Some(1_000_000))] {
             fs::write(&file, text).unwrap();
             assert_eq!(line.rate(), rate, "{text:?}");
+            assert_eq!(two.rate(), rate.map(|rate| 2 * rate), "{text:?}");
         }
         fs::remove_file(file).unwrap();
         assert_eq!(line.rate(), None);

@@ -80,9 +80,7 @@ impl Elastic {
         let most = max.saturating_add(spares);
         let mut hosts = hosts.to_vec();
         if slots == 0 {
-            let name = "localhost".to_owned();
-            let here = Host { name, slots: most, rack: String::new(), line_mbit: None };
-            hosts.insert(0, here);
+            hosts.insert(0, Host::new("localhost", most));
         } else if !is_listed && np.saturating_add(spares) > slots {
             let (ranks, spare) =
                 (super::hosts::count(np, "rank"), super::hosts::count(spares, "spare"));

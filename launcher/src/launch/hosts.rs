@@ -17,6 +17,15 @@ pub struct Host {
     pub rack: String,
     /// The rate of its line in Mbit/s, if it was given.
     pub line_mbit: Option<u32>,
+    /// The network that carries its data, instead of the setting `data.interface`.
+    pub interface: Option<String>,
+}
+
+impl Host {
+    /// A host without anything else.
+    pub fn new(name: impl Into<String>, slots: u32) -> Self {
+        Self { name: name.into(), slots, rack: String::new(), line_mbit: None, interface: None }
+    }
 }
 
 impl fmt::Display for Host {
@@ -30,6 +39,9 @@ impl fmt::Display for Host {
 
 /// The fastest line, in Mbit/s: the limit of the setting `node.line_mbit`.
 const MAX_LINE_MBIT: u32 = 10_000_000;
+
+/// The longest value of `interface=` in a hostfile.
+const MAX_INTERFACE_BYTES: usize = 256;
 
 /// A mistake in a list of hosts, and its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -51,8 +63,8 @@ enum Mistake {
     )]
     Ambiguous { given: String, address: String, slots: String },
     #[error(
-        "unknown word '{0}'; a line is `host slots=N rack=LABEL line=RATE`, or for a server `host \
-         role=server rack=LABEL line=RATE`"
+        "unknown word '{0}'; a line is `host slots=N`, or `host role=server`; rack=LABEL, \
+         line=RATE and interface=NAME may follow"
     )]
     Word(String),
     #[error("{word} is given twice; '{given}' is the second one")]
@@ -64,6 +76,11 @@ enum Mistake {
     Line(String),
     #[error("'{0}' is not a rack's label; it must be {InvalidRackLabel}")]
     Rack(String),
+    #[error(
+        "'{0}' is not an interface; it must be a name such as eth1, a pattern such as ib*, or a \
+         network such as 10.1.0.0/16"
+    )]
+    Interface(String),
     #[error("host {0} is given twice; give it once with all its slots")]
     Twice(String),
     #[error("host {0} is a server and has slots; omit them, because a server has no ranks")]
@@ -100,8 +117,7 @@ pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
 /// [`HostsError`] for a host with fewer slots.
 pub fn with_slots(mut hosts: Vec<Host>, ranks: u32) -> Result<Vec<Host>, HostsError> {
     if hosts.is_empty() {
-        let (name, rack) = ("localhost".to_owned(), String::new());
-        return Ok(vec![Host { name, slots: ranks, rack, line_mbit: None }]);
+        return Ok(vec![Host::new("localhost", ranks)]);
     }
     for host in hosts.iter_mut().filter(|host| host.slots > 0) {
         if (2..ranks).contains(&host.slots) {
@@ -145,8 +161,8 @@ fn as_server(written: &str, host: Host) -> Result<Host, Mistake> {
 }
 
 /// Parses a hostfile. A line is `host slots=N`, `host:N`, `host` for one rank, or `host
-/// role=server` for none; `rack=LABEL` and `line=RATE` may follow. `#` begins a comment. Blank
-/// lines and a byte order mark are ignored. `file` is its name, for errors.
+/// role=server` for none; `rack=LABEL`, `line=RATE` and `interface=NAME` may follow. `#` begins a
+/// comment. Blank lines and a byte order mark are ignored. `file` is its name, for errors.
 ///
 /// # Errors
 /// [`HostsError`] with the line that is wrong.
@@ -203,21 +219,25 @@ fn line_of(line: &str) -> Result<Host, Mistake> {
     let mut words = line.split_whitespace();
     let entry = words.next().unwrap_or_default();
     let mut host = entry_of(entry)?;
-    let (mut slots, mut rack, mut line, mut is_server) = (None, None, None, false);
+    let (mut slots, mut rack, mut line, mut interface) = (None, None, None, None);
+    let mut is_server = false;
     for word in words {
         match word.split_once('=') {
             Some(("slots", number)) if slots.is_none() => slots = Some(number_of(number)?),
             Some(("role", "server")) if !is_server => is_server = true,
             Some(("rack", label)) if rack.is_none() => rack = Some(rack_of(label)?),
             Some(("line", rate)) if line.is_none() => line = Some(line_mbit_of(rate)?),
-            Some((word @ ("slots" | "rack" | "line"), again)) => {
+            Some(("interface", name)) if interface.is_none() => {
+                interface = Some(interface_of(name)?)
+            }
+            Some((word @ ("slots" | "rack" | "line" | "interface"), again)) => {
                 return Err(Mistake::Again { word: word.to_owned(), given: shown(again) });
             }
             _ => return Err(Mistake::Word(shown(word))),
         }
     }
     host.rack = rack.unwrap_or_default();
-    host.line_mbit = line;
+    (host.line_mbit, host.interface) = (line, interface);
     match slots {
         Some(_) if is_server => Err(Mistake::ServerWithSlots(host.name)),
         None if is_server => as_server(entry, host),
@@ -233,6 +253,13 @@ fn rack_of(label: &str) -> Result<String, Mistake> {
         Ok(()) if !label.is_empty() => Ok(label.to_owned()),
         _ => Err(Mistake::Rack(shown(label))),
     }
+}
+
+fn interface_of(given: &str) -> Result<String, Mistake> {
+    // TRUST: it becomes the value of a variable. Whether it exists is known only on the host.
+    let fits = (1..=MAX_INTERFACE_BYTES).contains(&given.len())
+        && given.bytes().all(|byte| byte.is_ascii_graphic());
+    if fits { Ok(given.to_owned()) } else { Err(Mistake::Interface(shown(given))) }
 }
 
 /// The rate of a line in Mbit/s, from a number or one with a unit, such as 25G.
@@ -264,7 +291,7 @@ fn entry_of(entry: &str) -> Result<Host, Mistake> {
         return Err(Mistake::Name(shown(name)));
     }
     let slots = number_of(slots)?;
-    Ok(Host { name: name.to_owned(), slots, rack: String::new(), line_mbit: None })
+    Ok(Host::new(name, slots))
 }
 
 fn number_of(given: &str) -> Result<u32, Mistake> {
@@ -308,7 +335,7 @@ mod tests {
     use super::*;
 
     fn host(name: &str, slots: u32) -> Host {
-        Host { name: name.to_owned(), slots, rack: String::new(), line_mbit: None }
+        Host::new(name, slots)
     }
 
     #[test]
@@ -335,6 +362,24 @@ mod tests {
             parse_file("h", "a rack=pod1/r3 slots=2\nb:4 rack=r4\nc").unwrap(),
             [in_rack(host("a", 2), "pod1/r3"), in_rack(host("b", 4), "r4"), host("c", 1)]
         );
+    }
+
+    #[test]
+    fn a_hostfile_names_interfaces() {
+        let named = |text| parse_file("h", text).map(|hosts| hosts[0].interface.clone());
+        assert_eq!(
+            named("a slots=2 interface=eth1+eth2,10.1.0.0/16\n").unwrap().unwrap(),
+            "eth1+eth2,10.1.0.0/16"
+        );
+        assert_eq!(named("a interface=ib* rack=r1").unwrap().as_deref(), Some("ib*"));
+        for (text, expected) in [
+            ("a interface=", "hostfile h line 1: '' is not an interface; it must be a name such"),
+            ("a interface=x\u{7}", "hostfile h line 1: 'x\\u{7}' is not an interface"),
+            ("a interface=x interface=y", "hostfile h line 1: interface is given twice; 'y' is"),
+        ] {
+            let error = named(text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -75,6 +75,9 @@ enum Agent {
     Here(usize),
 }
 
+/// The first and the longest time for which a host is left out that others don't reach.
+const LEFT_OUT: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(3600));
+
 /// Faults in a row, and when their quarantine ends.
 #[derive(Debug, Clone, Copy, Default)]
 struct Faults {
@@ -88,7 +91,7 @@ impl Faults {
         // What has worked for long does not fail in a row.
         self.number = if lived > rules.cooldown.1 { 1 } else { self.number.saturating_add(1) };
         let time = rules.quarantine(self.number);
-        self.until = now + time;
+        self.until = self.until.max(now + time);
         time
     }
 }
@@ -110,6 +113,8 @@ struct Place {
     /// When the agent answered.
     since: Duration,
     faults: Faults,
+    /// How often it was left out because the daemons of other hosts did not reach it.
+    left_out: u32,
     /// At least as many as `host.slots`; workers in later ones leave.
     slots: Vec<Slot>,
 }
@@ -118,7 +123,7 @@ impl Place {
     fn new(host: Host) -> Self {
         let slots = vec![Slot::default(); host.slots as usize];
         let (agent, since, faults) = (Agent::None, Duration::ZERO, Faults::default());
-        Self { host, listed: true, is_drained: false, agent, since, faults, slots }
+        Self { host, listed: true, is_drained: false, agent, since, faults, left_out: 0, slots }
     }
 
     fn is_server(&self) -> bool {
@@ -283,6 +288,22 @@ impl Membership {
         place.agent = Agent::None;
         let lived = now.saturating_sub(place.since);
         place.listed.then(|| place.faults.add(&rules, lived, now))
+    }
+
+    /// Leaves out a host that the daemons of others don't reach, for five minutes the first time:
+    /// another attempt costs an epoch.
+    pub fn leave_out(&mut self, agent: usize, now: Duration) -> Option<Duration> {
+        let place = self.place_of(agent)?;
+        place.left_out += 1;
+        let time = LEFT_OUT.0.saturating_mul(1 << (place.left_out - 1).min(8)).min(LEFT_OUT.1);
+        place.faults.until = now + time;
+        Some(time)
+    }
+
+    /// Whether the host of an agent was left out before.
+    pub fn was_left_out(&self, agent: usize) -> bool {
+        let is_it = |place: &&Place| matches!(place.agent, Agent::Here(at) if at == agent);
+        self.places.iter().find(is_it).is_some_and(|place| place.left_out > 0)
     }
 
     /// Agents that have not answered in time. They are given up.
@@ -456,11 +477,12 @@ impl Membership {
             let Place { host, agent: Agent::Here(agent), .. } = &self.places[place] else {
                 return None;
             };
-            let (host, rack, line_mbit) = (host.name.clone(), host.rack.clone(), host.line_mbit);
+            let Host { name: host, rack, line_mbit, interface, .. } = host.clone();
             let survivors = workers.iter().filter(|worker| self.is_survivor(**worker)).count();
             let survivors = u32::try_from(survivors).unwrap_or(u32::MAX);
+            let agent = *agent;
             let node =
-                Node { host, agent: *agent, first_rank, workers, survivors, rack, line_mbit };
+                Node { host, agent, first_rank, workers, survivors, rack, line_mbit, interface };
             first_rank += node.ranks();
             Some(node)
         });

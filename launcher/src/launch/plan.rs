@@ -42,6 +42,8 @@ pub struct Node {
     pub rack: String,
     /// The rate of its line, instead of the setting `node.line_mbit`.
     pub line_mbit: Option<u32>,
+    /// The network that carries its data, instead of the setting `data.interface`.
+    pub interface: Option<String>,
 }
 
 impl Node {
@@ -123,8 +125,7 @@ impl Plan {
     /// # Errors
     /// [`CommandError`] if there are more ranks than slots.
     pub fn nodes(hosts: &[Host], np: Option<u32>) -> Result<Vec<Node>, CommandError> {
-        let (name, slots) = ("localhost".to_owned(), np.unwrap_or(1));
-        let here = [Host { name, slots, rack: String::new(), line_mbit: None }];
+        let here = [Host::new("localhost", np.unwrap_or(1))];
         let (servers, mut hosts): (Vec<&Host>, Vec<&Host>) =
             hosts.iter().partition(|host| host.slots == 0);
         if hosts.is_empty() {
@@ -146,9 +147,9 @@ impl Plan {
             return Err(CommandError::usage(what).hint("start fewer ranks with -np"));
         }
         let node = |(agent, (host, first_rank, ranks)): (usize, (&Host, u32, u32))| {
-            let Host { name, rack, line_mbit, .. } = host.clone();
-            let workers = (first_rank..first_rank + ranks).collect();
-            Node { host: name, agent, first_rank, workers, survivors: 0, rack, line_mbit }
+            let Host { name: host, rack, line_mbit, interface, .. } = host.clone();
+            let (workers, survivors) = ((first_rank..first_rank + ranks).collect(), 0);
+            Node { host, agent, first_rank, workers, survivors, rack, line_mbit, interface }
         };
         let (mut nodes, mut next) = (Vec::new(), 0);
         for host in &hosts {
@@ -251,6 +252,9 @@ impl Plan {
         add(REPORTS_ARE_READ, "1".to_owned());
         if !here.rack.is_empty() {
             add("GRADWIRE_NODE__RACK", here.rack.clone());
+        }
+        if let Some(interface) = &here.interface {
+            add("GRADWIRE_DATA__INTERFACE", interface.clone());
         }
         if let Some(rate) = here.line_mbit {
             add("GRADWIRE_NODE__LINE_MBIT", rate.to_string());
@@ -541,12 +545,7 @@ mod tests {
         #[test]
         fn every_rank_has_one_node(slots in prop::collection::vec(1u32..9, 1..6), cut in 0u32..5) {
             let hosts: Vec<_> = slots.iter().enumerate()
-                .map(|(i, n)| Host {
-                    name: format!("h{i}"),
-                    slots: *n,
-                    rack: String::new(),
-                    line_mbit: None,
-                })
+                .map(|(i, n)| Host::new(format!("h{i}"), *n))
                 .collect();
             let np = slots.iter().sum::<u32>().saturating_sub(cut).max(1);
             let nodes = Plan::nodes(&hosts, Some(np)).unwrap();

@@ -133,7 +133,7 @@ impl Host {
     /// As the launcher knows it.
     pub(crate) fn listed(&self) -> hosts::Host {
         let (name, slots) = (self.name.clone(), self.slots);
-        hosts::Host { name, slots, rack: String::new(), line_mbit: None }
+        hosts::Host::new(name, slots)
     }
 }
 

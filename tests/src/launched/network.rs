@@ -184,6 +184,12 @@ impl Pair {
         }
     }
 
+    /// Takes a host's interface down, or up again.
+    pub fn set_interface(&self, name: &str, host: usize, is_up: bool) {
+        let state = if is_up { "up" } else { "down" };
+        must(&["ip", "-n", &self.names[host], "link", "set", name, state]);
+    }
+
     /// Sends commands to the switch, which executes them at once.
     fn at_once(&self, commands: &str) {
         let mut control = self.control.lock().expect("no panic while it is held");
@@ -222,12 +228,17 @@ impl Pair {
 
     /// The bytes that a host, 0 or 1, has received over the cable.
     pub fn received(&self, host: usize) -> u64 {
+        self.received_over(CABLE, host)
+    }
+
+    /// The bytes that a host, 0 or 1, has received over an interface.
+    pub fn received_over(&self, interface: &str, host: usize) -> u64 {
         // After the interface's name, the first column of `/proc/net/dev` is this number.
         let counters = self.within(host, || read_to_string("/proc/thread-self/net/dev"));
         let counters = counters.expect("the system counts");
-        let cable = counters.lines().find_map(|line| line.trim().strip_prefix(CABLE));
-        let bytes = cable.and_then(|line| line.trim_start_matches(':').split_whitespace().next());
-        bytes.and_then(|bytes| bytes.parse().ok()).expect("the cable's counters")
+        let line = counters.lines().find_map(|line| line.trim().strip_prefix(interface));
+        let bytes = line.and_then(|line| line.trim_start_matches(':').split_whitespace().next());
+        bytes.and_then(|bytes| bytes.parse().ok()).expect("the interface's counters")
     }
 
     /// The replacement for ssh that reaches the second host, not over the cable.

@@ -59,6 +59,69 @@ fn the_data_takes_the_network_that_is_named() {
     assert!(report.all().contains("none of this host's interfaces fits: lo ("), "{}", report.all());
 }
 
+/// Both carry about half of the data.
+#[test]
+fn interfaces_are_used_together() {
+    let Some(pair) = Pair::new() else { return };
+    pair.add_network("fast0");
+    let networks = ["cable", "fast0"];
+    let count = |host| networks.map(|network| pair.received_over(network, host));
+    let before = [count(0), count(1)];
+    let launch = pair.launch().set("data.interface=cable+fast0");
+    let report = launch.rank(&["attach", "loop:20:1000000", "leave"]).run();
+    report.assert_code(0);
+    assert_eq!(report.said("looped").len(), 4, "{}", report.all());
+    for (host, before) in before.into_iter().enumerate() {
+        let after = count(host);
+        let bytes = [0, 1].map(|network| after[network] - before[network]);
+        // Twenty sums of 4 MB, in which each host sends and receives about one tensor.
+        assert!(bytes.iter().sum::<u64>() > 70_000_000, "{bytes:?}");
+        assert!(bytes.iter().all(|one| *one > 25_000_000), "{bytes:?}");
+    }
+}
+
+/// A host with fewer interfaces uses those that it has.
+#[test]
+fn a_hostfile_names_interfaces_of_a_host() {
+    let Some(pair) = Pair::new() else { return };
+    pair.add_network("fast0");
+    let name = format!("gwtest-interfaces-{}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir(&folder).unwrap();
+    let file = folder.join("hosts");
+    let lines = "10.213.0.1 slots=2 interface=fast0+cable\n10.213.0.2 slots=2 interface=fast*\n";
+    std::fs::write(&file, lines).unwrap();
+    let launch = Launch::new().ssh(&pair.ssh()).in_network(pair.first());
+    let launch = launch.words(&["--verbose", "--hostfile", file.to_str().unwrap()]);
+    let before = pair.received_over("fast0", 1);
+    let running = launch.rank(&["attach", "loop:20:1000000", "leave"]).start();
+    running.until_said("looped", 4);
+    let data = running.served("data");
+    assert!(data.len() == 2 && data.iter().all(|at| at.starts_with(Pair::SECOND)), "{data:?}");
+    running.finish().assert_code(0);
+    assert!(pair.received_over("fast0", 1) - before > 70_000_000);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_lost_interface_of_two_is_named() {
+    let Some(pair) = Pair::new() else { return };
+    pair.add_network("fast0");
+    let set = "recovery.return_timeout_ms=3000";
+    let launch = pair.launch().set(set).set("data.interface=cable+fast0");
+    let job = launch.rank(&["deaf", "attach", "loop:100000:100000"]).start();
+    job.until_said("looping", 4);
+    let fault = now_us();
+    pair.set_interface("fast0", 1, false);
+    let report = job.finish();
+    report.assert_notified(
+        &[0, 1, 2, 3],
+        fault,
+        &["its data plane at 10.214.0.2:", "(10.214.0.1)"],
+    );
+    report.assert_code(1);
+}
+
 #[test]
 fn a_cut_cable_is_reported_on_both_sides() {
     let Some(pair) = Pair::new() else { return };

@@ -91,6 +91,7 @@ async fn measure(
         survivors: 0,
         rack: String::new(),
         line_mbit: None,
+        interface: None,
     };
     let nodes = (0..count).map(node).collect();
     let plan = plan::Plan::new(nodes, ITSELF, [""; 0], settings)?;
