@@ -1,10 +1,17 @@
 //! `gradwire doctor`: checks whether hosts and their network are fit for a job.
 //!
 //! `gradwire-doctor` gathers the facts and derives the findings. This module shows them.
+//!
+//! - [`matrix`]: which hosts reach each other
+//! - [`hostfile`]: the hostfile that `--write-hostfile` writes
+
+pub mod hostfile;
+pub mod matrix;
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
+    path::PathBuf,
     time::Instant,
 };
 
@@ -23,6 +30,7 @@ use gradwire_settings::Settings;
 use gradwire_viewer::view::count;
 use serde::Serialize;
 
+use self::matrix::Connection;
 use crate::cluster::{aligned, printable};
 
 /// The version of the JSON output. `docs/doctor.schema.json` describes it.
@@ -40,6 +48,11 @@ pub struct Options {
     /// Where a job would run.
     #[command(flatten)]
     pub at: JobOptions,
+    /// Write a hostfile with the interfaces that reach every host.
+    ///
+    /// Tries all interfaces of all hosts, and names the fastest that all others reach.
+    #[arg(long, value_name = "FILE")]
+    pub write_hostfile: Option<PathBuf>,
     /// Print JSON.
     ///
     /// docs/doctor.schema.json describes it.
@@ -60,9 +73,16 @@ pub struct Report {
     seconds: f64,
     hosts: Vec<String>,
     findings: Vec<Finding>,
+    /// The connections for data that were tried; the text shows them if one failed.
+    connections: Vec<Connection>,
+    /// The hostfile with the interfaces that reach every host, if it was asked for, or why there is
+    /// none.
+    #[serde(skip)]
+    pub hostfile: Option<Result<String, CommandError>>,
 }
 
-/// Checks these hosts. On a signal it ends all agents and returns an error with its exit code.
+/// Checks these hosts. With `offers`, it also looks for the interfaces that reach every host. On a
+/// signal it ends all agents and returns an error with its exit code.
 ///
 /// # Errors
 /// [`CommandError`] if it can't begin, or was interrupted.
@@ -70,12 +90,13 @@ pub async fn check(
     nodes: &[Node],
     settings: &Settings,
     environment: &HashMap<String, String>,
+    offers: bool,
 ) -> Result<Report, CommandError> {
     let began = Instant::now();
     let mut endings = Endings::listen().map_err(|error| CommandError::system(&error))?;
     let forwarded = forwarded(environment);
     let facts = tokio::select! {
-        facts = launch::run(nodes, settings, &forwarded) => facts?,
+        facts = launch::run(nodes, settings, &forwarded, offers) => facts?,
         // Dropping the future ends all that it started (CLEAN).
         signal = endings.next() => {
             let mut error = CommandError::failed("the check was interrupted");
@@ -91,6 +112,8 @@ pub async fn check(
         seconds: (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0,
         hosts: nodes.iter().map(|node| node.host.clone()).collect(),
         findings,
+        connections: matrix::connections(&facts),
+        hostfile: offers.then(|| hostfile::write(nodes, &facts)),
     })
 }
 
@@ -152,6 +175,9 @@ impl Report {
             text.push_str(&format!("  {} {check}, {shown}:\n", status.0));
             text.push_str(&format!("      {}\n", printable(remedy)));
         }
+        if let Some(matrix) = matrix::to_text(&self.connections) {
+            text.push_str(&format!("\n{matrix}"));
+        }
         let with = |status| self.findings.iter().filter(|f| f.status == status).count();
         text.push_str(&format!(
             "\n{} passed, {}, {} failed; {} in {:.1} s\n",
@@ -209,7 +235,9 @@ mod tests {
     fn report(findings: Vec<Finding>) -> Report {
         let status = findings.iter().map(|finding| finding.status).max().unwrap();
         let hosts = ["a", "b", "c"].map(str::to_owned).to_vec();
-        Report { format: FORMAT, version: "1", status, seconds: 1.25, hosts, findings }
+        let (connections, hostfile) = (Vec::new(), None);
+        let (format, version, seconds) = (FORMAT, "1", 1.25);
+        Report { format, version, status, seconds, hosts, findings, connections, hostfile }
     }
 
     #[test]

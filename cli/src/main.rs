@@ -75,8 +75,18 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             let (loaded, hosts) = prepare(&options.at, &[], true)?;
             let nodes = Plan::nodes(&hosts, options.at.np)?;
             Plan::check(&nodes, &loaded.settings)?;
-            let report = block_on(doctor::check(&nodes, &loaded.settings, &environment()))??;
+            let path = options.write_hostfile.as_deref();
+            path.map_or(Ok(()), doctor::hostfile::check)?;
+            let environment = environment();
+            let check = doctor::check(&nodes, &loaded.settings, &environment, path.is_some());
+            let report = block_on(check)??;
             print(&if options.json { report.to_json()? } else { report.to_text() })?;
+            if let Some((path, text)) = path.zip(report.hostfile) {
+                doctor::hostfile::save(path, &text?)?;
+                if !options.json {
+                    print(&format!("wrote {}\n", path.display()))?;
+                }
+            }
             Ok(ExitCode::from(u8::from(report.status == Status::Fail)))
         }
         Command::Status(status::Options { address, json, watch }) => {

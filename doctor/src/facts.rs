@@ -28,6 +28,16 @@ pub struct Interface {
     pub mbit: Option<u32>,
 }
 
+/// An address at which a host could get its data, and how a hostfile names its interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say what the fields are")]
+pub struct Offer {
+    pub address: SocketAddr,
+    /// A value of `data.interface` that selects it.
+    pub interface: String,
+    pub mbit: Option<u32>,
+}
+
 /// The memory of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
@@ -87,8 +97,10 @@ pub enum Torch {
 pub struct HostFacts {
     /// The release that `gradwired` prints, or why it is unknown.
     pub gradwired: Result<String, String>,
-    /// Where it listens for other hosts, or why it can't.
-    pub data: Result<SocketAddr, String>,
+    /// Where it listens for other hosts, on each interface that it uses, or why it can't.
+    pub data: Result<Vec<SocketAddr>, String>,
+    /// Where else other hosts may try to reach it, if that was asked for.
+    pub offers: Vec<Offer>,
     /// Where it listens instead of the coordinator; `None`: it is not the first host.
     pub coordinator: Option<Result<SocketAddr, String>>,
     /// Where it listens for heartbeats by UDP, on the port of the coordinator, or why it can't;
@@ -172,6 +184,8 @@ pub struct Host {
 pub enum Purpose {
     /// Tensor bytes.
     Data,
+    /// Tensor bytes, on an interface that was offered.
+    Offer,
     /// The coordinator.
     Coordinator,
     /// Heartbeats to the coordinator, by UDP.
@@ -251,6 +265,8 @@ pub struct Wanted {
     pub streams: u32,
     /// `worker.huge_pages` is `require`.
     pub require_huge_pages: bool,
+    /// Whether it offers all of its interfaces.
+    pub offers: bool,
     /// `launch.gradwired`
     pub gradwired: String,
     /// PATH of the processes of a job; `None`: PATH of the agent.
@@ -272,6 +288,7 @@ impl Wanted {
             congestion_control: settings.data.congestion_control.clone(),
             streams: settings.data.lanes * settings.data.streams,
             require_huge_pages: settings.worker.huge_pages == HugePages::Require,
+            offers: false,
             gradwired: settings.launch.gradwired.clone(),
             path: environment.get("PATH").cloned(),
         }

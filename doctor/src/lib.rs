@@ -14,6 +14,7 @@
 //! - [`facts`]: facts about hosts and pairs (data)
 //! - [`messages`]: messages between launcher and agent (data)
 //! - [`rounds`]: which pairs measure in which round (pure)
+//! - [`choice`]: the interface of each host that all others reach (pure)
 //! - [`findings`]: what the facts mean, and what to do (pure)
 //! - [`agent`]: reads the facts of a host, connects and measures
 //! - [`launch`]: starts the agents, asks them, and gathers their answers
@@ -21,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod choice;
 pub mod facts;
 pub mod findings;
 pub mod launch;

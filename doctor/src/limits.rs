@@ -57,6 +57,9 @@ pub const MAX_STREAMS: u32 = 16;
 /// How long all measurements of a pair may take.
 pub const ROUND: Duration = Duration::from_secs(4);
 
+/// How many interfaces an agent offers (BOUND).
+pub const MAX_OFFERS: usize = 16;
+
 /// How many connections an agent accepts at a time, including connections from strangers.
 pub const MAX_ACCEPTED: usize = 512;
 

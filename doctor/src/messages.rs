@@ -34,8 +34,9 @@ pub enum Order {
     /// Dial these peers, all at once. Each is answered by Dialled.
     Dial { peers: Vec<Peer>, limit_ms: u64 },
     /// Measure with one peer. Answered by Measured; both agents answer with a Received for each
-    /// connection.
-    Measure { peer: Peer, streams: u32, limit_ms: u64 },
+    /// connection. The connections for the rate take turns among `peer` and `others`, its further
+    /// addresses.
+    Measure { peer: Peer, others: Vec<SocketAddr>, streams: u32, limit_ms: u64 },
 }
 
 /// A host to dial.
@@ -79,7 +80,8 @@ mod tests {
     fn messages_survive_the_line() {
         let address: SocketAddr = "[::1]:7".parse().unwrap();
         let peer = Peer { host: 3, purpose: Purpose::Coordinator, address };
-        let order = Order::Measure { peer: peer.clone(), streams: 4, limit_ms: 9 };
+        let others = vec!["10.0.0.1:8".parse().unwrap()];
+        let order = Order::Measure { peer: peer.clone(), others, streams: 4, limit_ms: 9 };
         assert_eq!(from_line::<Order>(&to_line(&order)).unwrap(), order);
         let report = Report::Dialled { peer, failed: Some("timed out\n".to_owned()) };
         assert_eq!(from_line::<Report>(&to_line(&report)).unwrap(), report);

@@ -3,6 +3,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -23,7 +24,6 @@ use crate::{
     limits::{
         ARRIVING, LARGE, LARGE_WAIT, LATENCY, MAX_SENT, MAX_STREAMS, PING, PINGS, SENDING, WARM_UP,
     },
-    messages::Peer,
 };
 
 /// How many bytes are sent or received with one call.
@@ -33,20 +33,21 @@ const CHUNK: usize = 256 << 10;
 const SMALL_MESSAGE: u8 = 1;
 const LARGE_MESSAGE: u8 = 2;
 
-/// The dialling side. Returns the connections for the measurement of the rate; none if large
-/// messages are lost.
+/// The dialling side. Returns the connections for the measurement of the rate, which take turns
+/// among the peer's addresses; none if large messages are lost.
 ///
 /// # Errors
 /// Why nothing could be measured.
 pub async fn measure(
-    peer: &Peer,
+    addresses: &[SocketAddr],
     secret: &Secret,
     own: u32,
     streams: u32,
     limit: Duration,
 ) -> Result<(Measured, Vec<TcpStream>), String> {
-    let connect = |kind| dial(peer.address, secret, own, kind, limit);
-    let mut stream = connect(Kind::Ping).await?;
+    let first = *addresses.first().ok_or("there is no address")?;
+    let connect = |address, kind| dial(address, secret, own, kind, limit);
+    let mut stream = connect(first, Kind::Ping).await?;
     let round_trip = latency(&mut stream).await.map_err(|error| error.to_string())?;
     let lost_large = match timeout(LARGE_WAIT, exchange_large(&mut stream)).await {
         Ok(Ok(())) => None,
@@ -56,8 +57,11 @@ pub async fn measure(
     let path_mtu = getsockopt(&stream, IpMtu).ok().and_then(|bytes| u32::try_from(bytes).ok());
     let mut bulk = Vec::new();
     if lost_large.is_none() {
-        for _ in 0..streams.min(MAX_STREAMS) {
-            bulk.push(connect(Kind::Bulk).await?);
+        // As in a job, each interface has the same number of connections.
+        let (streams, all) = (streams as usize, addresses.len());
+        let even = streams.next_multiple_of(all).min(MAX_STREAMS as usize / all * all);
+        for address in addresses.iter().cycle().take(even) {
+            bulk.push(connect(*address, Kind::Bulk).await?);
         }
     }
     let round_trip_us = u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);

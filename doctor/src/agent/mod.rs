@@ -17,13 +17,14 @@ pub mod programs;
 pub mod read;
 
 use std::{
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use gradwire_launcher::{agent::host::reached_address, messages::Reader, signals::Endings};
-use gradwire_net::interfaces::data_address;
+use gradwire_net::interfaces::{self, Interface, data_addresses};
 use gradwire_proto::Secret;
 use gradwire_services::launch::to_line;
 use tokio::{
@@ -36,8 +37,8 @@ use tokio_util::task::TaskTracker;
 
 use self::connect::Kind;
 use crate::{
-    facts::{HostFacts, Purpose, Wanted},
-    limits::{CONNECT, LIFE, MAX_ACCEPTED, ROUND},
+    facts::{HostFacts, Offer, Purpose, Wanted},
+    limits::{CONNECT, LIFE, MAX_ACCEPTED, MAX_OFFERS, ROUND},
     messages::{Order, Peer, Report},
 };
 
@@ -111,8 +112,12 @@ impl Agent {
                 let state = Listening { host, secret: Arc::new(secret), streams: wanted.streams };
                 self.state = Some(state.clone());
                 let data = match data_listen(&wanted, address) {
-                    Ok(at) => self.listen(at, address, &state).await,
+                    Ok(all) => self.listen_on(all, address, &state).await,
                     Err(why) => Err(why),
+                };
+                let offers = match wanted.offers {
+                    true => self.offer(&state, address).await,
+                    false => Vec::new(),
                 };
                 let coordinator = match wanted.coordinator_listen {
                     _ if host != 0 => None,
@@ -125,9 +130,10 @@ impl Agent {
                 };
                 let reports = self.reports.clone();
                 tokio::spawn(async move {
-                    let of_data = data.as_ref().map_or(address, SocketAddr::ip);
+                    let first = data.as_ref().ok().and_then(|all| all.first());
+                    let of_data = first.map_or(address, SocketAddr::ip);
                     let known = read::all(of_data, &wanted).await;
-                    let facts = HostFacts { data, coordinator, heartbeats, ..known };
+                    let facts = HostFacts { data, offers, coordinator, heartbeats, ..known };
                     reports.send(Report::Facts { facts: Box::new(facts) }).await
                 });
                 return Ok(());
@@ -138,8 +144,9 @@ impl Agent {
                 }
                 return Ok(());
             }
-            (Order::Measure { peer, streams, limit_ms }, Some(state)) => {
-                tokio::spawn(measure(peer, streams, state, limit_ms, self.reports.clone()));
+            (Order::Measure { peer, others, streams, limit_ms }, Some(state)) => {
+                let reports = self.reports.clone();
+                tokio::spawn(measure(peer, others, streams, state, limit_ms, reports));
                 return Ok(());
             }
             (Order::Listen { .. }, Some(_)) => return Err("received Listen twice".to_owned()),
@@ -169,6 +176,35 @@ impl Agent {
         Ok(address)
     }
 
+    /// Listens on all of these addresses.
+    async fn listen_on(
+        &self,
+        all: Vec<SocketAddr>,
+        own: IpAddr,
+        state: &Listening,
+    ) -> Result<Vec<SocketAddr>, String> {
+        let mut listening = Vec::new();
+        for at in all {
+            listening.push(self.listen(at, own, state).await?);
+        }
+        Ok(listening)
+    }
+
+    /// Listens on every interface that other hosts can use; `own` is the address by which they know
+    /// this one. An interface that goes away meanwhile is not offered.
+    async fn offer(&self, state: &Listening, own: IpAddr) -> Vec<Offer> {
+        let mut offers = Vec::new();
+        let mut all = interfaces::usable();
+        all.truncate(MAX_OFFERS);
+        for Interface { name, address } in all {
+            let listening = self.listen(SocketAddr::new(address, 0), address, state).await;
+            let Ok(at) = listening else { continue };
+            let mbit = read::rate(&name);
+            offers.push(Offer { address: at, interface: selecting(&name, address, own), mbit });
+        }
+        offers
+    }
+
     /// Answers datagrams on the port of the coordinator.
     async fn listen_for_datagrams(
         &self,
@@ -182,14 +218,24 @@ impl Agent {
     }
 }
 
+/// A value of `data.interface` that selects an address: the name of its interface, or, if that has
+/// another one that would be chosen, a network with only this address.
+fn selecting(name: &str, address: IpAddr, own: IpAddr) -> String {
+    let chosen = data_addresses(name, &HashMap::new(), own);
+    if chosen.is_ok_and(|chosen| chosen.addresses == [address]) {
+        return name.to_owned();
+    }
+    format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
+}
+
 /// Where a daemon on this host would listen for data.
-fn data_listen(wanted: &Wanted, address: IpAddr) -> Result<SocketAddr, String> {
+fn data_listen(wanted: &Wanted, address: IpAddr) -> Result<Vec<SocketAddr>, String> {
     if let Some(listen) = wanted.data_listen {
-        return Ok(listen);
+        return Ok(vec![listen]);
     }
     let (given, variables) = (&wanted.data_interface, &wanted.interface_variables);
-    match data_address(given, variables, address) {
-        Ok(found) => Ok(SocketAddr::new(found.address, 0)),
+    match data_addresses(given, variables, address) {
+        Ok(found) => Ok(found.addresses.into_iter().map(|own| SocketAddr::new(own, 0)).collect()),
         Err(error) => Err(format!("data.interface={given}: {error}")),
     }
 }
@@ -231,7 +277,7 @@ async fn reach(peer: Peer, state: Listening, limit_ms: u64, reports: mpsc::Sende
     let (at, secret) = (peer.address, &*state.secret);
     let failed = match peer.purpose {
         Purpose::Heartbeats => datagram::ask(at, secret, limit).await.err(),
-        Purpose::Data | Purpose::Coordinator => {
+        Purpose::Data | Purpose::Offer | Purpose::Coordinator => {
             connect::dial(at, secret, state.host, Kind::Reach, limit).await.err()
         }
     };
@@ -240,6 +286,7 @@ async fn reach(peer: Peer, state: Listening, limit_ms: u64, reports: mpsc::Sende
 
 async fn measure(
     peer: Peer,
+    others: Vec<SocketAddr>,
     streams: u32,
     state: Listening,
     limit_ms: u64,
@@ -247,7 +294,8 @@ async fn measure(
 ) {
     let limit = Duration::from_millis(limit_ms);
     let host = peer.host;
-    let made = measure::measure(&peer, &state.secret, state.host, streams, limit).await;
+    let addresses = [vec![peer.address], others].concat();
+    let made = measure::measure(&addresses, &state.secret, state.host, streams, limit).await;
     let (result, bulk) = match made {
         Ok((measured, bulk)) => (Ok(measured), bulk),
         Err(why) => (Err(why), Vec::new()),

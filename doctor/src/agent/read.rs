@@ -32,6 +32,7 @@ pub async fn all(address: IpAddr, wanted: &Wanted) -> HostFacts {
     HostFacts {
         gradwired,
         data: Err("the agent does not listen".to_owned()),
+        offers: Vec::new(),
         coordinator: None,
         heartbeats: None,
         metrics: metrics(wanted.metrics),
@@ -76,6 +77,11 @@ fn metrics((ip, first, last): (IpAddr, u16, u16)) -> Result<(), String> {
         }
     }
     Err(format!("no port of {ip}:{first}-{last} is free: {why}"))
+}
+
+/// The rate of a network card in Mbit/s, if it is known.
+pub(super) fn rate(name: &str) -> Option<u32> {
+    interface(name).mbit.filter(|_| is_card(name))
 }
 
 fn interface(name: &str) -> Interface {

@@ -62,6 +62,8 @@ fn ports(facts: &Facts) -> Vec<Finding> {
         let [from, to] = [dialled.from, dialled.to].map(|host| facts.hosts[host].name.as_str());
         let (what, status, setting) = match dialled.purpose {
             Purpose::Data => ("data", Status::Fail, "data.listen"),
+            // An interface that is not used may be unreachable.
+            Purpose::Offer => continue,
             Purpose::Coordinator => ("coordinator", Status::Fail, "coordinator.listen"),
             // A job runs without them, but survives only short outages.
             Purpose::Heartbeats => ("coordinator by UDP", Status::Warn, "coordinator.listen"),
@@ -71,7 +73,7 @@ fn ports(facts: &Facts) -> Vec<Finding> {
             Some(why) => {
                 let found = format!("{what} at {} can't be reached: {why}", dialled.address);
                 let allow = match dialled.purpose {
-                    Purpose::Data | Purpose::Coordinator => {
+                    Purpose::Data | Purpose::Offer | Purpose::Coordinator => {
                         format!("allow TCP from {from} to {to};")
                     }
                     Purpose::Heartbeats => format!(

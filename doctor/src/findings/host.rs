@@ -151,7 +151,7 @@ fn listens(facts: &HostFacts, settings: &Settings) -> Finding {
 
 fn address(host: &Host, facts: &HostFacts) -> Finding {
     let check = Check::Address;
-    let of_data = facts.data.as_ref().ok().map(SocketAddr::ip);
+    let of_data = facts.data.as_ref().ok().and_then(|all| all.first()).map(SocketAddr::ip);
     let Some(address) = of_data.or(host.address) else { return Finding::pass(check, "unknown") };
     let Some(own) = &facts.interface else {
         // With address translation, a host does not have the address by which others reach it.

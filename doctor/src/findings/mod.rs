@@ -10,7 +10,7 @@ pub mod between;
 pub mod finding;
 pub mod host;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use gradwire_settings::Settings;
 

@@ -21,7 +21,8 @@ fn host(number: usize) -> Host {
     let limit = Limit { soft: Some(4096), hard: Some(1 << 20) };
     let facts = HostFacts {
         gradwired: Ok("1.0".to_owned()),
-        data: Ok(address(number)),
+        data: Ok(vec![address(number)]),
+        offers: Vec::new(),
         coordinator: (number == 0).then(|| Ok(address(0))),
         heartbeats: (number == 0).then(|| Ok(address(0))),
         metrics: Ok(()),
@@ -53,7 +54,7 @@ fn host(number: usize) -> Host {
 }
 
 /// Three hosts as they should be.
-fn healthy() -> Facts {
+pub(crate) fn healthy() -> Facts {
     let hosts: Vec<_> = (0..3).map(host).collect();
     let all = (0..3).flat_map(|from| (0..3).map(move |to| (from, to)));
     let dialled = all.filter(|(from, to)| from != to).map(|(from, to)| Dialled {

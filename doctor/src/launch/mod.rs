@@ -7,6 +7,7 @@ mod link;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -31,7 +32,7 @@ use crate::{
 };
 
 /// Asks all hosts and returns their facts. `environment` is that of a job's processes on other
-/// hosts.
+/// hosts. With `offers`, all hosts try all interfaces of all others.
 ///
 /// # Errors
 /// If the gradwire program can't be found.
@@ -39,13 +40,15 @@ pub async fn run(
     nodes: &[Node],
     settings: &Settings,
     environment: &Variables,
+    offers: bool,
 ) -> Result<Facts, CommandError> {
     let names: Vec<_> = nodes.iter().map(|node| node.host.clone()).collect();
     let local = places::are_local(&names).await;
     let remote = names.iter().zip(&local).find(|(_, local)| !**local).map(|(name, _)| name.clone());
     let mut check = Check {
         settings,
-        wanted: Wanted::new(settings, environment),
+        wanted: Wanted { offers, ..Wanted::new(settings, environment) },
+        interfaces: nodes.iter().map(|node| node.interface.clone()).collect(),
         secret: Secret::generate(),
         links: Vec::new(),
         hosts: Vec::new(),
@@ -77,6 +80,8 @@ pub async fn run(
 struct Check<'a> {
     settings: &'a Settings,
     wanted: Wanted,
+    /// By host: what its hostfile says instead of `data.interface`.
+    interfaces: Vec<Option<String>>,
     secret: Secret,
     /// By host; `None` for hosts that can't be asked.
     links: Vec<Option<Link>>,
@@ -105,6 +110,8 @@ impl Check<'_> {
             };
             let mut wanted = self.wanted.clone();
             wanted.path = wanted.path.filter(|_| !link.way.local);
+            let own = self.interfaces[number].clone();
+            wanted.data_interface = own.unwrap_or(wanted.data_interface);
             let secret = self.secret.to_hex();
             let remote = remote.clone();
             tasks.spawn(async move {
@@ -142,17 +149,25 @@ impl Check<'_> {
         }
     }
 
-    fn peer(&self, host: usize, purpose: Purpose) -> Option<Peer> {
-        let facts = self.hosts[host].facts.as_ref().ok()?;
-        let address = match purpose {
-            Purpose::Data => facts.data.as_ref().ok()?,
-            Purpose::Coordinator => facts.coordinator.as_ref()?.as_ref().ok()?,
-            Purpose::Heartbeats => facts.heartbeats.as_ref()?.as_ref().ok()?,
+    /// The addresses of a host for a purpose; none if it does not listen.
+    fn peers(&self, host: usize, purpose: Purpose) -> Vec<Peer> {
+        let Ok(facts) = &self.hosts[host].facts else { return Vec::new() };
+        let only = |listens: &Option<Result<SocketAddr, String>>| match listens {
+            Some(Ok(address)) => vec![*address],
+            _ => Vec::new(),
         };
-        Some(Peer { host: u32::try_from(host).ok()?, purpose, address: *address })
+        let addresses = match purpose {
+            Purpose::Data => facts.data.clone().unwrap_or_default(),
+            Purpose::Offer => facts.offers.iter().map(|offer| offer.address).collect(),
+            Purpose::Coordinator => only(&facts.coordinator),
+            Purpose::Heartbeats => only(&facts.heartbeats),
+        };
+        let host = u32::try_from(host).unwrap_or(u32::MAX);
+        addresses.into_iter().map(|address| Peer { host, purpose, address }).collect()
     }
 
-    /// Dials the pairs of all rounds in both directions, and the coordinator; all at once.
+    /// Dials the pairs of all rounds in both directions, the coordinator, and what all others
+    /// offer; all at once.
     async fn dial(&mut self) {
         let mut partners: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
         for (a, b) in rounds(self.hosts.len()).into_iter().flatten() {
@@ -162,11 +177,13 @@ impl Check<'_> {
         let limit = self.connect_limit();
         let mut tasks = JoinSet::new();
         for (from, all) in partners {
-            let data = all.iter().filter_map(|to| self.peer(*to, Purpose::Data));
+            let data = all.iter().flat_map(|to| self.peers(*to, Purpose::Data));
             let first = [Purpose::Coordinator, Purpose::Heartbeats];
             let first = first.into_iter().filter(|_| from > 0);
-            let first = first.filter_map(|purpose| self.peer(0, purpose));
-            let peers: Vec<_> = data.chain(first).collect();
+            let first = first.flat_map(|purpose| self.peers(0, purpose));
+            let others = (0..self.hosts.len()).filter(|to| *to != from);
+            let offers = others.flat_map(|to| self.peers(to, Purpose::Offer));
+            let peers: Vec<_> = data.chain(first).chain(offers).collect();
             let Some(mut link) = self.links[from].take() else { continue };
             tasks.spawn(async move {
                 let dialled = link.dial(peers, limit).await;
@@ -189,7 +206,8 @@ impl Check<'_> {
 
     fn reaches(&self, from: usize, to: usize) -> bool {
         let found = |d: &&Dialled| (d.from, d.to, d.purpose) == (from, to, Purpose::Data);
-        self.dialled.iter().find(found).is_some_and(|dialled| dialled.failed.is_none())
+        let mut all = self.dialled.iter().filter(found).peekable();
+        all.peek().is_some() && all.all(|dialled| dialled.failed.is_none())
     }
 
     /// Measures the pairs of one round at once. A pair is measured from a side that can connect. A
@@ -202,7 +220,9 @@ impl Check<'_> {
             let sides = [(a, b), (b, a)];
             let side = sides.into_iter().find(|(from, to)| self.reaches(*from, *to));
             let Some((from, to)) = side else { continue };
-            let Some(peer) = self.peer(to, Purpose::Data) else { continue };
+            let mut peers = self.peers(to, Purpose::Data).into_iter();
+            let Some(peer) = peers.next() else { continue };
+            let others = peers.map(|peer| peer.address).collect();
             // A lost host is reported, and must not delay others.
             let is_there = |link: &Option<Link>| link.as_ref().is_some_and(|l| l.lost.is_none());
             if !is_there(&self.links[from]) || !is_there(&self.links[to]) {
@@ -210,7 +230,7 @@ impl Check<'_> {
             }
             let links = (self.links[from].take(), self.links[to].take());
             let (Some(mut dialler), Some(mut acceptor)) = links else { continue };
-            let order = Order::Measure { peer, streams, limit_ms: millis(limit) };
+            let order = Order::Measure { peer, others, streams, limit_ms: millis(limit) };
             tasks.spawn(async move {
                 let pair = measure(&mut dialler, &mut acceptor, order).await;
                 (dialler, acceptor, pair)

@@ -45,6 +45,79 @@ fn the_network_of_the_data_is_checked() {
     found.assert("ports", "10.213.0.1", "fail", &expected);
 }
 
+/// The interface that all reach is found, whatever the launcher's network is.
+#[test]
+fn a_hostfile_has_interfaces_that_all_reach() {
+    let Some(pair) = Pair::new() else { return };
+    pair.add_network("fast0");
+    let name = format!("gwtest-hostfiles-{}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir(&folder).unwrap();
+    let write = |name: &str| {
+        let path = folder.join(name);
+        let report = between(&pair).words(&["--write-hostfile", path.to_str().unwrap()]).run();
+        (report, std::fs::read_to_string(&path).unwrap_or_default())
+    };
+    let lines = |text: &str| text.lines().skip(1).map(ToOwned::to_owned).collect::<Vec<_>>();
+    let (report, text) = write("both");
+    report.assert_code(0);
+    let expected = [
+        "10.213.0.1 slots=1 interface=cable  # 10.213.0.1",
+        "10.213.0.2 slots=1 interface=cable  # 10.213.0.2",
+    ];
+    assert_eq!(lines(&text), expected, "{}", report.all());
+    let (report, again) = write("both");
+    report.assert_code(2);
+    assert!(report.all().contains("give the name of a new file"), "{}", report.all());
+    assert_eq!(again, text);
+
+    // The network of the launcher carries nothing now, and the check says so.
+    pair.cut();
+    let (report, text) = write("one");
+    report.assert_code(1);
+    let expected = [
+        "10.213.0.1 slots=1 interface=fast0  # 10.214.0.1",
+        "10.213.0.2 slots=1 interface=fast0  # 10.214.0.2",
+    ];
+    assert_eq!(lines(&text), expected, "{}", report.all());
+    pair.set_interface("fast0", 0, false);
+    let (report, text) = write("none");
+    report.assert_code(1);
+    let what = "no interface reaches every host: 10.213.0.1 from 10.213.0.2; 10.213.0.2 from 10";
+    assert!(report.all().contains(what), "{}", report.all());
+    assert_eq!(text, "");
+
+    pair.mend();
+    let file = folder.join("one");
+    pair.set_interface("fast0", 0, true);
+    let launch = Launch::new().ssh(&pair.ssh()).in_network(pair.first());
+    let launch = launch.words(&["--verbose", "--hostfile", file.to_str().unwrap()]);
+    let running = launch.rank(&["attach", "loop:3:9", "leave"]).start();
+    running.until_said("looped", 2);
+    let data = running.served("data");
+    assert!(data.len() == 2 && data.iter().all(|at| at.starts_with(Pair::SECOND)), "{data:?}");
+    running.finish().assert_code(0);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn hosts_that_do_not_reach_each_other_are_shown() {
+    let Some(pair) = Pair::new() else { return };
+    pair.swallow_ports(1, &[7777]);
+    let launch = Launch::new().doctor().ssh(&pair.ssh()).hosts("10.213.0.1,10.213.0.2");
+    let report = launch.in_network(pair.first()).set("data.listen=0.0.0.0:7777").run();
+    report.assert_code(1);
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = report.output().lines().map(words).collect::<Vec<_>>().join("\n");
+    let expected = "Which hosts reach each other:\n\
+                    from \\ to 10.213.0.1 10.213.0.2\n\
+                    10.213.0.1 10.213.0.2\n\
+                    10.213.0.1 - failed (1)\n\
+                    10.213.0.2 reached -\n\
+                    (1) no answer within";
+    assert!(text.contains(expected), "{text}");
+}
+
 #[test]
 fn a_refused_coordinator_port_is_named() {
     let Some((pair, launch)) = pair() else { return };
