@@ -39,8 +39,8 @@ const MAX_SNAPSHOT: usize = 64 << 20;
 const WHERE: &str = "gradwire run --verbose shows the coordinator's address";
 
 /// The hint if something accepts a connection to the coordinator and does not answer.
-const SILENT: &str = "its daemon is stopped or the network is down, and the job soon ends by \
-                      itself with the cause; or it is not the address of a coordinator";
+const SILENT: &str = "its daemon is stopped or the network is down, and under gradwire run the \
+                      job soon ends with the cause; or it is not the address of a coordinator";
 
 /// Moves the cursor home and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";

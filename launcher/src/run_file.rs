@@ -3,9 +3,9 @@
 //! its secret.
 //!
 //! They are in `gradwire/` of `$XDG_RUNTIME_DIR`, or in `gradwire-UID/` of the folder for temporary
-//! files. Only their owner reads and writes them. A launcher that is killed leaves its file behind.
-//! The next launcher removes it, or the next command that looks for jobs, which says so: the file
-//! has the launcher's process id and start time.
+//! files. Only their owner reads and writes them. If a launcher is killed, its agents on this
+//! machine remove the file. Without such an agent the next launcher does, or the next command that
+//! looks for jobs, which says so: the file has the launcher's process id and start time.
 
 use std::{
     env,
@@ -151,7 +151,7 @@ impl RunFile {
     fn create_in(folder: &Path, job: &RunningJob) -> io::Result<Self> {
         // A launcher that was killed left its file (CLEAN). Only that is wanted here.
         let _ = running_in(folder);
-        let path = folder.join(format!("{}.json", job.job));
+        let path = path_in(folder, &job.job);
         let text = content(job)?;
         for _ in 0..TRIES {
             make_private(folder)?;
@@ -180,6 +180,23 @@ impl Drop for RunFile {
         let _ = fs::remove_file(&self.path);
         let _ = self.path.parent().map(fs::remove_dir);
     }
+}
+
+/// Removes a file of a launcher that was killed: a run file with its folder, if that is empty now.
+pub(crate) fn remove(path: &Path) {
+    let _ = fs::remove_file(path);
+    if let Some(folder) = path.parent().filter(|parent| *parent == folder()) {
+        let _ = fs::remove_dir(folder);
+    }
+}
+
+/// The run file of a job.
+pub(crate) fn path(job: &str) -> PathBuf {
+    path_in(&folder(), job)
+}
+
+fn path_in(folder: &Path, job: &str) -> PathBuf {
+    folder.join(format!("{job}.json"))
 }
 
 /// Writes a file at once: readers see the old or the new content, never a part.

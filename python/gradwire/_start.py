@@ -26,6 +26,7 @@ import os
 import secrets
 import select
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -235,7 +236,7 @@ def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
             return report
 
 
-def stop(left: bool = False) -> bool:
+def stop(left: bool = False) -> str:
     """Waits for the services, which exit when all ranks have left.
 
     If this rank has ``left`` cleanly, the other ranks may still need the services, so it waits
@@ -243,9 +244,9 @@ def stop(left: bool = False) -> bool:
     grace period.
 
     Returns:
-        Whether the job has succeeded, as far as the services know.
+        How a service ended badly; empty if the job has succeeded, as far as the services know.
     """
-    succeeded = True
+    how = ""
     deadline = time.monotonic() + _GRACE_SECONDS
     while _services:
         service = _services.pop()
@@ -253,10 +254,26 @@ def stop(left: bool = False) -> bool:
             service.wait(None if left else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             _terminate(service)
-        succeeded = succeeded and service.returncode == 0
+        how = how or _bad_end(service)
         if service.stdout is not None:
             service.stdout.close()
-    return succeeded
+    return how
+
+
+def _bad_end(service: subprocess.Popen[str]) -> str:
+    """How a service ended; empty if it ended well or still runs."""
+    code = service.poll()
+    if not code:
+        return ""
+    who = f"gradwired (pid {service.pid}), which this rank has started,"
+    if code > 0:
+        return f"{who} ended with exit code {code}: see its output above"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = "; the kernel's log names processes that ran out of memory" if code == -9 else ""
+    return f"{who} was killed by {name}{hint}"
 
 
 def _terminate(service: subprocess.Popen[str]) -> None:
@@ -307,12 +324,16 @@ def hand_over() -> list[int]:
 
 
 def explain_lost_daemon(error: PeerLost) -> PeerLost | None:
-    """Returns a clearer error if the rank that started this node's daemon is lost."""
-    if not _launched_here or _services or error.kind != "node-lost":
+    """Returns a clearer error if this node's daemon or the rank that started it is lost."""
+    if not _launched_here or error.kind != "node-lost":
         return None
+    host = socket.gethostname()
+    if _services:
+        how = next(filter(None, map(_bad_end, _services)), "")
+        return PeerLost(f"{how}: {error}", kind=error.kind, host=host) if how else None
     rank = _number("RANK") - _number("LOCAL_RANK")
     text = f"rank {rank}, which runs this node's daemon, has exited or is stopped: {error}"
-    return PeerLost(text, kind=error.kind, rank=rank, host=socket.gethostname())
+    return PeerLost(text, kind=error.kind, rank=rank, host=host)
 
 
 def _job(prefix: str) -> dict[str, str]:
@@ -367,7 +388,7 @@ def set_variables(job: dict[str, str], name: str, local_rank: int) -> None:
     os.environ["GRADWIRE_LOCAL_RANK"] = str(local_rank)
 
 
-def clear_variables(left: bool, attached: bool = True) -> bool:
+def clear_variables(left: bool, attached: bool = True) -> str:
     """Removes the variables of a job that this process was part of.
 
     ``init`` can then start a new one. Variables set by a launcher remain if this process did not

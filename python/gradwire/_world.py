@@ -184,9 +184,8 @@ def shutdown() -> None:
         except BaseException:
             _start.clear_variables(left=False)
             raise
-        if not _start.clear_variables(left=True):
-            text = "the job failed after this rank had left it: see the output of gradwired above"
-            raise PeerLost(text, kind="rank-left")
+        if how := _start.clear_variables(left=True):
+            raise PeerLost(f"the job failed after this rank had left it: {how}", kind="rank-left")
 
 
 def let_go() -> None:

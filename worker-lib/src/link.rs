@@ -206,10 +206,12 @@ fn receive_by(
             }
         }
         return receive(stream).map_err(|error| match error {
-            LinkError::Ended => GradwireError::Failed(daemon_lost("before this rank was attached")),
+            LinkError::Ended => {
+                GradwireError::Failed(daemon_lost(stream, "before this rank was attached"))
+            }
             LinkError::Handover(HandoverError::Io(error)) => {
                 let when = format!("before this rank was attached ({error})");
-                GradwireError::Failed(daemon_lost(&when))
+                GradwireError::Failed(daemon_lost(stream, &when))
             }
             LinkError::Handover(HandoverError::NoDescriptor) => GradwireError::System {
                 what: "a descriptor from the daemon; raise the limit of open files (ulimit -n)",
@@ -220,10 +222,15 @@ fn receive_by(
     }
 }
 
-/// The failure of a worker whose daemon has ended.
-pub(crate) fn daemon_lost(when: &str) -> Failure {
-    Failure::new(FailureKind::NodeLost, format!("the daemon of this node (gradwired) ended {when}"))
-        .hint("see its log or the launcher's last lines for the reason")
+/// The failure of a worker whose daemon, at the other end of a stream, has ended.
+pub(crate) fn daemon_lost(stream: &UnixStream, when: &str) -> Failure {
+    // The process that listened, as the system knows it: it may have ended long ago.
+    let pid = handover::peer(stream).map_or(String::new(), |peer| format!(", pid {}", peer.pid));
+    let what = format!("the daemon of this node (gradwired{pid}) ended {when}");
+    Failure::new(FailureKind::NodeLost, what).hint(
+        "the launcher's last lines or the output of gradwired say why; if it was killed for lack \
+         of memory, the kernel's log does",
+    )
 }
 
 /// The socket of a stopped daemon stays open, and even accepts connections (WAIT).

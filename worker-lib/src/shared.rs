@@ -174,7 +174,7 @@ impl Shared {
         };
         // The watcher is about to see the same end, and may know the reason (TELL).
         self.wait_for_end(LOOK_AROUND);
-        let failure = link::daemon_lost(&format!("or accepts no messages ({error})"));
+        let failure = link::daemon_lost(&self.stream, &format!("or accepts no messages ({error})"));
         self.finish(Ending::Failed(failure));
         self.check()
     }

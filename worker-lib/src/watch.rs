@@ -2,6 +2,7 @@
 //! and checks the daemon's, and `gw-results` allocates memory for results. `adopted` has another.
 
 use std::{
+    os::unix::net::UnixStream,
     sync::{
         Arc,
         mpsc::{self, RecvTimeoutError},
@@ -131,7 +132,7 @@ fn watch(shared: &Arc<Shared>, request: &mpsc::Sender<(Request, pb::Allocate)>) 
                 }
             },
             Err(error) => {
-                shared.finish(lost(&error));
+                shared.finish(lost(&shared.stream, &error));
                 // After the program knows: the disk may be slow.
                 return shared.recording.iter().for_each(DaemonRecording::save);
             }
@@ -141,11 +142,11 @@ fn watch(shared: &Arc<Shared>, request: &mpsc::Sender<(Request, pb::Allocate)>) 
 }
 
 /// The cause that the end of the connection implies.
-fn lost(error: &LinkError) -> Ending {
+fn lost(stream: &UnixStream, error: &LinkError) -> Ending {
     let failure = match error {
-        LinkError::Ended => link::daemon_lost("while this rank was attached"),
+        LinkError::Ended => link::daemon_lost(stream, "while this rank was attached"),
         LinkError::Handover(HandoverError::Io(error)) => {
-            link::daemon_lost(&format!("while this rank was attached ({error})"))
+            link::daemon_lost(stream, &format!("while this rank was attached ({error})"))
         }
         error => Failure::new(FailureKind::Protocol, format!("the daemon's message: {error}")),
     };

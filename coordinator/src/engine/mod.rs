@@ -91,7 +91,7 @@ impl Engine {
                 let is_busy = |node| dispatch.is_busy(node);
                 let how = (&*why, may_return);
                 if let Some(node) = self.membership.lost(connection, how, is_busy, now, &mut out) {
-                    self.lose(node, &why, now, &mut out);
+                    self.lose(node, (&why, false), now, &mut out);
                 }
             }
             Event::Failed { connection, failure, noticed } => {
@@ -250,8 +250,8 @@ impl Engine {
         Ok(Some((rank, waited)))
     }
 
-    /// Ends the job because a node is lost.
-    fn lose(&mut self, node: NodeId, why: &str, now: Duration, out: &mut Output) {
+    /// Ends the job because a node is lost, for this reason; whether its datagrams still arrive.
+    fn lose(&mut self, node: NodeId, (why, is_up): (&str, bool), now: Duration, out: &mut Output) {
         let members = self.membership.members();
         let host = members.host(node);
         // The launcher takes the parts of this text (`lost_node` in its report.rs).
@@ -267,13 +267,18 @@ impl Engine {
             let names = text::some_names(names, NAMED_TENSORS);
             what = format!("{what}; in progress: {names}");
         }
-        let failure = Failure::new(FailureKind::NodeLost, what)
-            .hint(format!(
+        let hint = if is_up {
+            format!(
+                "let TCP pass between host {host} and the coordinator's port; coordinator.listen \
+                 chooses that port"
+            )
+        } else {
+            format!(
                 "read the last output of gradwired on host {host}; if there is none, check whether \
                  the host is up"
-            ))
-            .host(host)
-            .tensor(first);
+            )
+        };
+        let failure = Failure::new(FailureKind::NodeLost, what).hint(hint).host(host).tensor(first);
         self.membership.fail(failure, now, out);
     }
 
@@ -292,10 +297,10 @@ impl Engine {
             return self.membership.tick(now, out);
         }
         // Silent nodes are lost, stalled tensors are reported (WAIT).
-        if let Some((node, why)) = self.membership.silent(now) {
+        if let Some((node, why, is_up)) = self.membership.silent(now) {
             let dispatch = &self.dispatch;
             if !self.membership.stays_away(node, |node| dispatch.is_busy(node), out) {
-                self.lose(node, &why, now, out);
+                self.lose(node, (&why, is_up), now, out);
             }
             return;
         }

@@ -392,14 +392,18 @@ impl Membership {
         out.commands.push(Command::Report { severity: Severity::Warning, text });
     }
 
-    /// A node that has been silent for too long, and a description of its silence (WAIT).
-    pub(crate) fn silent(&self, now: Duration) -> Option<(NodeId, String)> {
+    /// A node that has been silent for too long, a description of its silence (WAIT), and whether
+    /// its datagrams still arrive.
+    pub(crate) fn silent(&self, now: Duration) -> Option<(NodeId, String, bool)> {
         let limits = self.config.silence();
         let (node, due) = self.members.first_due(&limits, self.away())?;
+        let last = self.members.get(node)?.last_received;
+        let silence = last.silence(&limits, now);
+        let is_up = now < last.datagram + limits.all / 4;
         if let Some(why) = self.members.get(node)?.absence.text(self.away()) {
-            return (now >= due).then_some((node, why));
+            return (now >= due).then_some((node, why, is_up));
         }
-        let why = match self.members.get(node)?.last_received.silence(&limits, now)? {
+        let why = match silence? {
             Silence::All(time) => format!("it has been silent for {}", text::seconds(time)),
             Silence::Stream(time) => format!(
                 "its stream has been silent for {}, although its datagrams arrive: something on \
@@ -407,7 +411,7 @@ impl Membership {
                 text::seconds(time)
             ),
         };
-        Some((node, why))
+        Some((node, why, is_up))
     }
 
     /// Notes that ranks leave. Returns whether others remain. `has_joined` returns whether a rank

@@ -216,6 +216,7 @@ mod tests {
             program: program.into(),
             gradwired: gradwired.to_owned(),
             recorder: String::new(),
+            leftovers: Vec::new(),
         }
     }
 

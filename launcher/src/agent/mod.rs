@@ -64,6 +64,7 @@ use crate::{
     messages::Reader,
     outer::ERROR_FILE,
     processes::{self, Which},
+    run_file,
     signals::{Endings, passed},
 };
 
@@ -292,7 +293,10 @@ impl Agent {
                             ));
                             break unheard(format!("the launcher sent an invalid order: {error}"));
                         }
-                        None => break unheard("the connection to the launcher ended".to_owned()),
+                        None => {
+                            self.remove_leftovers();
+                            break unheard("the connection to the launcher ended".to_owned());
+                        }
                     }
                 }
                 Some((role, end)) = ends.recv() => self.ended(role, end),
@@ -313,7 +317,10 @@ impl Agent {
                 _ = reap.tick() => {
                     processes::reap_orphans(&self.alive.values().copied().collect());
                     self.end_stopped();
-                    self.report_stopped_daemon(false);
+                    // A job that is suspended as a whole goes on later.
+                    if self.suspended == Suspended::Nothing {
+                        self.report_stopped_daemon(false);
+                    }
                     self.victims.look();
                     self.look_at_daemon();
                 }
@@ -386,6 +393,13 @@ impl Agent {
         // wait.
         let reports = self.reports.clone();
         tokio::spawn(async move { reports.send(report).await });
+    }
+
+    /// A launcher that was killed leaves files (CLEAN).
+    fn remove_leftovers(&self) {
+        for path in &self.begin.leftovers {
+            run_file::remove(Path::new(&path.to_os()));
+        }
     }
 
     fn look_at_daemon(&mut self) {

@@ -38,7 +38,7 @@ impl MetricsFile {
     /// Creates the folder if it does not exist, and in it a file without targets. So an error is
     /// known before the job starts.
     pub(super) fn create(folder: &Path, job: &str) -> Result<Self, CommandError> {
-        let path = folder.join(format!("gradwire-{job}.json"));
+        let path = path(folder, job);
         let made = fs::create_dir_all(folder);
         let file = Self { path, job: job.to_owned(), has_hinted: false };
         made.and_then(|()| file.write(&[])).map_err(|error| {
@@ -68,6 +68,11 @@ impl MetricsFile {
             ));
         }
     }
+}
+
+/// The file of a job in a folder.
+pub(super) fn path(folder: &Path, job: &str) -> PathBuf {
+    folder.join(format!("gradwire-{job}.json"))
 }
 
 impl Drop for MetricsFile {

@@ -171,6 +171,8 @@ pub async fn run(
         // The coordinator reports the cause before we order the end (TELL).
         gather: settings.coordinator.cause_window + MARGIN,
         report: REPORT_TIMEOUT,
+        // As long as the daemons of several hosts wait for each other.
+        silence: settings.recovery.return_timeout.max(settings.heartbeat.timeout),
     };
     let (id, size, hosts) = (plan.job.clone(), plan.size(), plan.nodes.len());
     let secret = plan.secret.clone();

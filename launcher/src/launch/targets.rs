@@ -1,19 +1,23 @@
 //! The way to each host of a job, also to hosts that join it later.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    path::absolute,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
-use gradwire_services::launch::Begin;
+use gradwire_services::launch::{Begin, Text};
 use gradwire_settings::Settings;
 use tokio::sync::mpsc;
 
 use super::{
     job::events::Event,
     link::{self, Target},
+    metrics_file,
     options::Options,
     places,
     plan::{Plan, Variables, forwarded},
 };
-use crate::{error::CommandError, reach::Way};
+use crate::{error::CommandError, reach::Way, run_file};
 
 /// Makes targets for the links to agents.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub struct Targets {
     forwarded: Variables,
     /// Where the agent looks for the program.
     path: Option<String>,
+    /// The files that an agent on this machine removes if this process is killed.
+    leftovers: Vec<Text>,
     known: Mutex<Known>,
 }
 
@@ -51,8 +57,15 @@ impl Targets {
             program: plan.program.clone(),
             gradwired: launch.gradwired.clone(),
             recorder: settings.recorder.directory.clone(),
+            leftovers: Vec::new(),
         };
+        let metrics_file =
+            options.metrics_sd.as_deref().map(|sd| metrics_file::path(sd, &plan.job));
+        let leftovers = [Some(run_file::path(&plan.job)), metrics_file];
+        // An agent has another working directory.
+        let leftovers = leftovers.into_iter().flatten().filter_map(|path| absolute(path).ok());
         Self {
+            leftovers: leftovers.map(|path| path.into_os_string().into()).collect(),
             settings: settings.clone(),
             begin,
             forwarded: forwarded(&options.environment),
@@ -121,6 +134,7 @@ impl Targets {
             host: host.to_owned(),
             silence_ms: if is_local { 0 } else { link::SILENCE.as_secs() * 1000 },
             environment,
+            leftovers: if is_local { self.leftovers.clone() } else { Vec::new() },
             ..self.begin.clone()
         };
         Ok(Target { node, way, remote: self.known().remote.clone(), begin })

@@ -314,6 +314,8 @@ pub struct Begin {
     pub gradwired: String,
     /// Where the agent saves the flight recording of a daemon that was killed; empty: nowhere.
     pub recorder: String,
+    /// Files of the launcher on this host. The agent removes them if the launcher was killed.
+    pub leftovers: Vec<Text>,
 }
 
 /// A process to start.

@@ -30,6 +30,7 @@ const LIMITS: Limits = Limits {
     grace: Duration::from_secs(3),
     gather: Duration::from_millis(300),
     report: Duration::from_secs(1),
+    silence: Duration::from_secs(10),
 };
 
 /// What happens to an agent.
@@ -37,7 +38,7 @@ const LIMITS: Limits = Limits {
 pub(crate) enum AgentIn {
     /// It starts on its host.
     Begin,
-    Order(Order),
+    Order(Box<Order>),
     /// A process of its host has ended.
     Ended(Pid, ProcessEnd),
     /// The time for the processes to end by themselves is over.
@@ -121,7 +122,7 @@ impl Agent {
                 let address = address(self.host);
                 self.report(world, Event::Ready { node: self.number, address, port: 4000 });
             }
-            AgentIn::Order(order) => self.ordered(world, order, actors),
+            AgentIn::Order(order) => self.ordered(world, *order, actors),
             AgentIn::Ended(pid, end) => self.ended(world, pid, end),
             AgentIn::GraceOver => self.kill_all(world),
             AgentIn::Orphaned => {
@@ -287,7 +288,7 @@ impl Launcher {
                     return;
                 }
                 let at = world.arrival(End::Launcher, End::Agent(node));
-                world.at(at, What::Agent(node, AgentIn::Order(order)));
+                world.at(at, What::Agent(node, AgentIn::Order(Box::new(order))));
             }
             Command::Reach { agent, host } => {
                 let at = host_named(world, &host).expect("a host of the job");

@@ -3,7 +3,8 @@
 
 use std::{collections::BTreeSet, fs};
 
-use gradwire_tests::launched::Launch;
+use gradwire_tests::launched::{Launch, processes::Role};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::metrics::{get, variable};
@@ -61,6 +62,16 @@ fn the_file_does_not_outlive_the_job() {
     job.leaves("found");
     let left = || assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
     job.finish_and(left).assert_code(3);
+
+    // An agent removes it if the launcher is killed.
+    let launch = Launch::new().ranks(2);
+    let folder = launch.folder().join("killed");
+    let words = ["--metrics-sd", folder.to_str().unwrap()];
+    let job = launch.words(&words).rank(&["attach", "loop:100000:10"]).start();
+    job.until_said("looping", 2);
+    job.signal(Role::Launcher, Signal::KILL);
+    let left = || assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    let _ = job.finish_and(left);
 
     let launch = Launch::new().ranks(2);
     let file = launch.folder().join("file");

@@ -89,9 +89,21 @@ fn commands_need_no_address_while_one_job_runs() {
         assert!(text.contains(&format!("{at} (job {id}, 4 ranks on 2 hosts: ")), "{text}");
     }
 
-    // The next command removes the file of a killed launcher, and says so once.
-    let killed = variable(&other, 0, "GRADWIRE_JOB");
+    // An agent removes the file of a killed launcher.
     other.signal(Role::Launcher, Signal::KILL);
+    other.finish();
+    assert_eq!(files(), 1);
+
+    // Without one the next command does, and says so once.
+    let mut other = start(runtime.path());
+    let killed = variable(&other, 0, "GRADWIRE_JOB");
+    for agent in [Role::Agent(0), Role::Agent(1)] {
+        other.signal(agent, Signal::STOP);
+    }
+    other.signal(Role::Launcher, Signal::KILL);
+    for agent in [Role::Agent(0), Role::Agent(1)] {
+        other.signal(agent, Signal::KILL);
+    }
     other.finish();
     assert_eq!(files(), 2);
     let said =

@@ -24,6 +24,10 @@ use crate::{
 /// The pause after a stream that broke before the coordinator continued on it.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// What to do if the coordinator's host is up and only TCP does not pass.
+const BLOCKED: &str = "something between this host and the first one blocks TCP, such as a \
+                       firewall: let TCP through to that port; coordinator.listen chooses it";
+
 impl Session<'_> {
     /// Until when this node must have another stream, after one broke.
     fn returns_until(&self) -> Option<Instant> {
@@ -43,6 +47,16 @@ impl Session<'_> {
         if self.back.was_silent && silence >= limit {
             // If this failure reaches the coordinator, it names the host that does not hear it.
             return silent(coordinator, silence).host(self.introduction.host.clone());
+        }
+        if silence < limit / 2 {
+            let seconds = limit.as_secs_f64();
+            let what = format!(
+                "the coordinator at {coordinator} can't be reached by TCP for {seconds:.1} s, \
+                 although its datagrams arrive: {cause}"
+            );
+            return Failure::new(FailureKind::CoordinatorLost, what)
+                .host(self.introduction.host.clone())
+                .hint(BLOCKED);
         }
         // Each node may see a different error, but the cause is the same (TELL).
         tracing::warn!(cause, "the connection to the coordinator was not made again");

@@ -185,10 +185,13 @@ impl Job {
         rank_failed: bool,
         now: Duration,
     ) {
-        let known = self.hosts[node].daemon_stopped.filter(|known| known.pid == pid);
+        let known = self.hosts[node].daemon_stopped;
+        let known = known.filter(|known| known.pid == pid && now <= known.said + STOPPED);
         let at = known.map_or(at, |known| known.at);
         self.hosts[node].daemon_stopped = Some(StoppedDaemon { pid, at, said: now });
-        if rank_failed && self.epochs.is_none() {
+        // On one host, nobody misses it while all ranks are idle.
+        let is_long = self.phase == Phase::Running && now >= at + self.limits.silence;
+        if is_long || rank_failed && self.epochs.is_none() {
             self.blame_daemon(node, now);
         } else {
             self.blame_missed_daemon(now);

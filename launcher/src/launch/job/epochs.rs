@@ -41,6 +41,9 @@ const STUCK: Duration = Duration::from_secs(5);
 /// An epoch that has run for this long is a success, and the next loss is a new one.
 const LASTING: Duration = Duration::from_secs(5);
 
+/// The same for an epoch that did not reach the same host as the one before.
+const REACHED: Duration = Duration::from_secs(60);
+
 /// The first and the longest pause between epochs that do not last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
@@ -250,12 +253,16 @@ impl Job {
     /// Ends an epoch that has failed.
     pub(super) fn end_epoch(&mut self, now: Duration) {
         let (why, at) = report::loss(&self.causes, self.failure(), now);
-        let only_daemons = self.only_daemons_lost();
+        let (only_daemons, unreached) = (self.only_daemons_lost(), self.unreached());
         let Some(epochs) = &mut self.epochs else { return };
         epochs.restarts += u32::from(only_daemons);
         (epochs.why, epochs.ended, epochs.is_change) = (format!("after {why}"), at, false);
         epochs.force = Force::None;
-        let lasted = now.saturating_sub(epochs.began) >= LASTING;
+        // It takes a while until a host is given up that others don't reach.
+        let is_known = |agent| epochs.unreached == unreached || epochs.members.was_left_out(agent);
+        let is_unreached_again = unreached.is_some_and(is_known);
+        let lasting = if is_unreached_again { REACHED } else { LASTING };
+        let lasted = now.saturating_sub(epochs.began) >= lasting;
         let (since, short) = match epochs.trouble {
             Some((since, short)) if !lasted => (since, short + 1),
             _ => (now, 0),
@@ -263,8 +270,60 @@ impl Job {
         epochs.trouble = Some((since, short));
         let pause = PAUSES.0.saturating_mul(1 << short.min(16)).min(PAUSES.1);
         epochs.not_before = if short == 0 { now } else { now + pause };
+        epochs.unreached = unreached;
         self.phase = Phase::Ending;
         self.deadline = Some(now + BLAMED);
+        if let Some(agent) = unreached.filter(|_| is_unreached_again && !lasted) {
+            self.leave_out(agent, now);
+        }
+    }
+
+    /// The host that is out of reach for the daemons of others, although the launcher reaches it:
+    /// the network between them is cut. If the first host is one of the two, it is the other one.
+    fn unreached(&self) -> Option<usize> {
+        let (from, failure) = self.failure.as_ref()?;
+        // The daemons end by themselves after such a failure.
+        let is_network = |cause: &Cause| match cause {
+            Cause::NotStarted { .. } => true,
+            Cause::Ended { role, end, .. } => {
+                *role == Role::Daemon && matches!(end, ProcessEnd::Code(_))
+            }
+            _ => false,
+        };
+        if !self.causes.iter().all(is_network) {
+            return None;
+        }
+        let named = match failure.kind {
+            FailureKind::NodeLost | FailureKind::ConnectionLost => (0..self.hosts.len())
+                .find(|agent| self.is_node(*agent) && self.host(*agent) == failure.host)?,
+            FailureKind::CoordinatorLost => self.first(),
+            _ => return None,
+        };
+        let agent = if named == self.first() { *from } else { named };
+        (agent != self.first() && !self.hosts[agent].stopped).then_some(agent)
+    }
+
+    /// Goes on without a host that two epochs in a row did not reach, if enough ranks remain.
+    fn leave_out(&mut self, agent: usize, now: Duration) {
+        let others = self.plan.nodes.iter().filter(|node| node.agent != agent);
+        let remaining: u32 = others.map(Node::ranks).sum();
+        let min = self.epochs.as_ref().map_or(0, |epochs| epochs.members.rules().min);
+        if remaining < min.max(1) {
+            return;
+        }
+        let Some(epochs) = &mut self.epochs else { return };
+        let Some(time) = epochs.members.leave_out(agent, now) else { return };
+        let host = self.host(agent).to_owned();
+        self.say(format!(
+            "host {host} is left out for {} s: the launcher reaches it, but it and the daemons of \
+             other hosts don't reach each other",
+            time.as_secs()
+        ));
+        let grace_ms = u64::try_from(self.limits.grace.as_millis()).unwrap_or(u64::MAX);
+        let why = "the other hosts of the job are out of reach".to_owned();
+        self.order(agent, Order::Stop { grace_ms, why });
+        self.hosts[agent].stopped = true;
+        self.agent_lost(agent, now);
     }
 
     /// Ends an epoch whose daemons leave because all their ranks have.
@@ -409,7 +468,11 @@ impl Job {
         (self.patient, self.awaited, self.coordinator) = Default::default();
         (self.notified, self.reporting) = Default::default();
         self.hosts.iter_mut().for_each(|host| host.metrics = None);
-        self.deadline = Some(now + self.limits.start);
+        let all = self.epochs.as_ref().and_then(|epochs| {
+            epochs.trouble.map(|(since, _)| since + epochs.members.rules().timeout)
+        });
+        let start = now + self.limits.start;
+        self.deadline = Some(all.map_or(start, |all| all.min(start)));
         self.start_first();
     }
 
@@ -438,9 +501,10 @@ impl Job {
                 let rules = epochs.members.rules();
                 let what = format!(
                     "no epoch with {} (--min-np) has formed and lasted within {:.0} s \
-                     (--elastic-timeout)",
+                     (--elastic-timeout) {}",
                     count(rules.min, "rank"),
-                    rules.timeout.as_secs_f64()
+                    rules.timeout.as_secs_f64(),
+                    epochs.why
                 );
                 self.give_up(&what, "", now);
             }

@@ -108,4 +108,6 @@ pub struct Limits {
     pub gather: Duration,
     /// For a daemon to report the cause, after that.
     pub report: Duration,
+    /// How long a daemon may be stopped, although nobody misses it.
+    pub silence: Duration,
 }

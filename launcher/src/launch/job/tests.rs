@@ -15,6 +15,7 @@ const LIMITS: Limits = Limits {
     grace: Duration::from_secs(3),
     gather: Duration::from_millis(200),
     report: Duration::from_secs(1),
+    silence: Duration::from_secs(10),
 };
 
 fn ms(ms: u64) -> Duration {

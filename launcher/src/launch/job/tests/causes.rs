@@ -82,6 +82,27 @@ fn a_stopped_daemon_of_an_idle_job_is_named() {
     }
 }
 
+/// On one host nobody misses it.
+#[test]
+fn a_daemon_that_stays_stopped_is_named() {
+    let mut job = running();
+    let stopped = (1500..=3500).step_by(1000).chain((9000..=18_000).step_by(1000));
+    for at in stopped {
+        assert!(step(&mut job, stopped_daemon(0, at, false), at).is_empty(), "it may go on");
+    }
+    assert_eq!(job.phase, Phase::Running, "it went on in between");
+    step(&mut job, stopped_daemon(0, 19_000, false), 19_000);
+    while job.phase != Phase::Stopping {
+        let at = job.deadline().expect("WAIT");
+        job.step(Event::Tick, at);
+    }
+    let first = &stop_all(&mut job, 25_000).lines[0];
+    assert!(
+        first.starts_with("gradwire: the daemon on host a (pid 71) did not respond"),
+        "{first}"
+    );
+}
+
 #[test]
 fn a_daemon_that_goes_on_is_not_blamed() {
     let mut job = running();

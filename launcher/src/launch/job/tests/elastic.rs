@@ -115,6 +115,34 @@ fn a_lost_rank_ends_only_its_epoch() {
     assert_eq!(job.phase, Phase::Leaving);
 }
 
+/// The network between the hosts is cut, and the launcher reaches both.
+#[test]
+fn a_host_that_others_do_not_reach_is_left_out() {
+    for min in [1, 3] {
+        let mut job = running(|rules| rules.min = min);
+        let mut said_last = Vec::new();
+        for (epoch, at) in [(1, 10_000), (2, 21_000)] {
+            let failure = Failure::new(FailureKind::CoordinatorLost, "no answer").host("b");
+            let line = to_line(&ServiceReport::Failed { failure });
+            step(&mut job, said(1, Role::Daemon, &line), at);
+            daemon_ends(&mut job, 1, 1, at + 10);
+            said_last = daemon_ends(&mut job, 0, 1, at + 20);
+            for wait in [500, 1000, 2500] {
+                said_last.extend(step(&mut job, Event::Tick, at + wait));
+            }
+            if epoch == 1 {
+                assert!(said_last.iter().all(|line| !line.contains("left out")), "{said_last:?}");
+                serve(&mut job, &[0, 1], at + 3000);
+            }
+        }
+        let is_left_out = said_last.iter().any(|line| line.starts_with("host b is left out"));
+        assert_eq!(is_left_out, min == 1, "{said_last:?}");
+        let line = "epoch 3: 2 ranks on 1 host";
+        let formed = serve(&mut job, if min == 1 { &[0] } else { &[0, 1] }, 25_000);
+        assert_eq!(formed.iter().any(|said| said.starts_with(line)), min == 1, "{formed:?}");
+    }
+}
+
 #[test]
 fn a_replacement_joins_when_it_is_ready() {
     let mut job = running(|_| {});
@@ -271,7 +299,7 @@ fn a_job_without_enough_ranks_ends() {
     lose_rank_2(&mut job);
     let orders = step(&mut job, Event::Tick, 1500 + 60_000);
     let line = "the job ends: no epoch with 3 ranks (--min-np) has formed and lasted within 60 s \
-                (--elastic-timeout)";
+                (--elastic-timeout) after rank 2 on host b was killed by SIGKILL";
     assert_eq!(orders, [line, "0:stop 3000", "1:stop 3000"]);
     assert_eq!(stop_all(&mut job, 62_000).code, 137);
 }
