@@ -95,6 +95,28 @@ def _leave_error(store: Any, size: int, error: GradwireError) -> None:
             time.sleep(_POLL_SECONDS / 4)
 
 
+def wait_for_address(host: str, port: int, within: timedelta) -> None:
+    """Waits until the name of the store's host has an address, also on the rank that serves it.
+
+    Raises:
+        NotLaunched: It has none in time.
+    """
+    deadline = time.monotonic() + within.total_seconds()
+    while True:
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise NotLaunched(
+                    f"no address for host {host}, which MASTER_ADDR names ({error}; tried for "
+                    f"{_seconds(within)}): set MASTER_ADDR to an address of the host of rank 0",
+                    kind="not-launched",
+                    rank=0,
+                ) from None
+            time.sleep(_POLL_SECONDS)
+
+
 def wait_for_store(host: str, port: int, within: timedelta) -> None:
     """Waits until the store answers: torch would log a page for each attempt.
 

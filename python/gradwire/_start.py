@@ -461,6 +461,7 @@ def _store() -> _answers.Store:
         # As torch's rendezvous, except that rank 0 does not wait here: nothing would name the ranks
         # that are missing. Torch uses the same server for its own groups.
         hosts = _number("RANK") == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        _roll.wait_for_address(host, port, within)
         if not hosts:
             _roll.wait_for_store(host, port, within)
         make = functools.partial(TCPStore, wait_for_workers=False, multi_tenant=hosts)
