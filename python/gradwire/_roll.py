@@ -150,11 +150,12 @@ def unreachable(host: str, port: int, error: RuntimeError) -> NotLaunched:
     )
 
 
-def taken(host: str, port: int, error: RuntimeError) -> NotLaunched:
-    """Returns the error of a rank that can't serve the store."""
+def taken(host: str, port: int, error: RuntimeError, hosts: bool) -> NotLaunched:
+    """Returns the error of a rank that can't use the store, or not serve it if it ``hosts`` it."""
+    what = "rank 0 can't serve" if hosts else "this rank can't use"
     return NotLaunched(
-        f"rank 0 can't serve the ranks' store at {host}:{port} ({_first_line(error)}): if another "
-        "program uses that port, set another MASTER_PORT on all ranks",
+        f"{what} the ranks' store at {host}:{port} ({_first_line(error)}): if another program uses "
+        "that port, set another MASTER_PORT on all ranks",
         kind="not-launched",
         rank=0,
     )

@@ -470,7 +470,7 @@ def _store() -> _answers.Store:
         except NotLaunched:
             raise
         except RuntimeError as error:
-            raise _roll.taken(host, port, error) from None
+            raise _roll.taken(host, port, error, hosts) from None
         # Torchrun may restart all of its processes with the same store.
         _torchrun_store = PrefixStore(
             f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
