@@ -53,7 +53,8 @@ class Answers:
         if concurrent.futures.wait([answer], self._limit).not_done:
             self._error = NotLaunched(
                 f"{self._name} has not answered for {self._limit:g} s: is its process, torchrun or "
-                "rank 0, stopped, or the network to its host down?",
+                "rank 0, stopped, does another program use that port, or is the network to its "
+                "host down?",
                 kind="not-launched",
                 rank=0,
             )

@@ -95,6 +95,28 @@ def _leave_error(store: Any, size: int, error: GradwireError) -> None:
             time.sleep(_POLL_SECONDS / 4)
 
 
+def wait_for_address(host: str, port: int, within: timedelta) -> None:
+    """Waits until the name of the store's host has an address, also on the rank that serves it.
+
+    Raises:
+        NotLaunched: It has none in time.
+    """
+    deadline = time.monotonic() + within.total_seconds()
+    while True:
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise NotLaunched(
+                    f"no address for host {host}, which MASTER_ADDR names ({error}; tried for "
+                    f"{_seconds(within)}): set MASTER_ADDR to an address of the host of rank 0",
+                    kind="not-launched",
+                    rank=0,
+                ) from None
+            time.sleep(_POLL_SECONDS)
+
+
 def wait_for_store(host: str, port: int, within: timedelta) -> None:
     """Waits until the store answers: torch would log a page for each attempt.
 
@@ -128,11 +150,12 @@ def unreachable(host: str, port: int, error: RuntimeError) -> NotLaunched:
     )
 
 
-def taken(host: str, port: int, error: RuntimeError) -> NotLaunched:
-    """Returns the error of a rank that can't serve the store."""
+def taken(host: str, port: int, error: RuntimeError, hosts: bool) -> NotLaunched:
+    """Returns the error of a rank that can't use the store, or not serve it if it ``hosts`` it."""
+    what = "rank 0 can't serve" if hosts else "this rank can't use"
     return NotLaunched(
-        f"rank 0 can't serve the ranks' store at {host}:{port} ({_first_line(error)}): if another "
-        "program uses that port, set another MASTER_PORT on all ranks",
+        f"{what} the ranks' store at {host}:{port} ({_first_line(error)}): if another program uses "
+        "that port, set another MASTER_PORT on all ranks",
         kind="not-launched",
         rank=0,
     )

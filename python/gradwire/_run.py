@@ -19,6 +19,9 @@ from gradwire._errors import Cancelled, GradwireError, InvalidRequest
 from gradwire._objects import dumps
 from gradwire._programs import find
 
+# How the launcher begins the line with its own error.
+_ERROR = "error: "
+
 
 def run(
     func: Callable[..., Any],
@@ -138,17 +141,20 @@ def run(
             errors="replace",
         ) as job:
             assert job.stdout is not None
+            why = ""
             try:
                 # sys.stdout, because in a notebook it differs from the process's stdout.
                 for line in job.stdout:
                     sys.stdout.write(line)
+                    if line.startswith(_ERROR):
+                        why = line.removeprefix(_ERROR).strip()
                 code = job.wait()
             except BaseException:
                 # A notebook interrupts only this process; the launcher ends its ranks (CLEAN).
                 job.terminate()
                 job.communicate()
                 raise
-        return _results(folder, None if is_elastic else np, code)
+        return _results(folder, None if is_elastic else np, code, why)
 
 
 def _name_of(number: str | int | None) -> str | None:
@@ -190,8 +196,11 @@ def _checked(func: Any, args: Any, np: Any) -> int:
     return ranks
 
 
-def _results(folder: Path, size: int | None, code: int) -> list[Any]:
-    """Returns the results of all ranks, or those that an elastic job (``size`` is None) has."""
+def _results(folder: Path, size: int | None, code: int, why: str) -> list[Any]:
+    """Returns the results of all ranks, or those that an elastic job (``size`` is None) has.
+
+    ``why`` is the error of the launcher, if it has printed one.
+    """
     if size is None and code == 0:
         found = [pickle.loads(path.read_bytes()) for path in folder.glob("result.*")]
         return [result for _, result in sorted(found, key=lambda one: one[0])]
@@ -212,7 +221,8 @@ def _results(folder: Path, size: int | None, code: int) -> list[Any]:
     missing = [rank for rank, path in enumerate(files) if not path.exists()]
     if code != 0 or missing:
         who = f"rank {missing[0]}" if len(missing) == 1 else f"{len(missing)} ranks"
-        text = f"{who} of the job returned no result; see the output above (exit code {code})"
+        why = why or "see the output above"
+        text = f"{who} of the job returned no result; {why} (exit code {code})"
         first = missing[0] if len(missing) == 1 else None
         raise Cancelled(text, kind="cancelled", rank=first)
     return [pickle.loads(path.read_bytes())[1] for path in files]

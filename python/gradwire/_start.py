@@ -482,6 +482,7 @@ def _store() -> _answers.Store:
         # As torch's rendezvous, except that rank 0 does not wait here: nothing would name the ranks
         # that are missing. Torch uses the same server for its own groups.
         hosts = _number("RANK") == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        _roll.wait_for_address(host, port, within)
         if not hosts:
             _roll.wait_for_store(host, port, within)
         make = functools.partial(TCPStore, wait_for_workers=False, multi_tenant=hosts)
@@ -490,7 +491,7 @@ def _store() -> _answers.Store:
         except NotLaunched:
             raise
         except RuntimeError as error:
-            raise _roll.taken(host, port, error) from None
+            raise _roll.taken(host, port, error, hosts) from None
         # Torchrun may restart all of its processes with the same store.
         _torchrun_store = PrefixStore(
             f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store

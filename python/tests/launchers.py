@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,13 +85,13 @@ class Tasks:
 
 CONFIGURATION = """\
 ClusterName=gwtest{number}
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={hosts[0]}({addresses[0]})
 SlurmctldPort={ports[0]}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge
 CryptoType=crypto/munge
-SlurmUser={user}
-SlurmdUser={user}
+SlurmUser=root
+SlurmdUser=root
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/controller.pid
@@ -102,13 +102,55 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
+KillWait=2
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+NodeName=n1 NodeHostname={hosts[0]} NodeAddr={addresses[0]} Port={ports[1]} CPUs=4
+NodeName=n2 NodeHostname={hosts[1]} NodeAddr={addresses[1]} Port={ports[2]} CPUs=4
 PartitionName=all Nodes=n1,n2 Default=YES State=UP MaxTime=INFINITE
 """
+
+
+@dataclass
+class Slurm:
+    """Slurm with two nodes: what its commands need, and its daemons."""
+
+    variables: dict[str, str]
+    # On the first node: the controller and what it needs.
+    first: list[list[str]]
+    # One of each node.
+    daemons: list[list[str]]
+
+    @classmethod
+    def configured(
+        cls, folder: Path, hosts: Sequence[str], addresses: Sequence[str], ports: Sequence[int]
+    ) -> Slurm:
+        """Writes its configuration. The folder is on all hosts."""
+        for part in ("state", "spool.n1", "spool.n2"):
+            (folder / part).mkdir()
+        config, key = folder / "slurm.conf", folder / "munge.key"
+        config.write_text(
+            CONFIGURATION.format(
+                folder=folder, hosts=hosts, addresses=addresses, ports=ports, number=os.getpid()
+            )
+        )
+        key.touch(0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        munge = [f"--{what}-file={folder}/munge.{what}" for what in ("key", "pid", "log", "seed")]
+        return cls(
+            {"SLURM_CONF": str(config), "PATH": PATH},
+            [
+                ["munged", "--foreground", "--force", f"--socket={folder}/munge", *munge],
+                ["slurmctld", "-D", "-c"],
+            ],
+            [["slurmd", "-D", "-N", name] for name in ("n1", "n2")],
+        )
+
+    def wait(self, run: Callable[[list[str]], str]) -> None:
+        """Waits until both nodes can be used. ``run`` returns what a command prints."""
+        idle = ["sinfo", "--noheader", "--format=%D %t"]
+        until("both nodes of Slurm are idle", lambda: run(idle).split() == ["2", "idle"])
 
 
 def free_ports(count: int) -> list[int]:
@@ -129,35 +171,14 @@ def slurm() -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="gw-slurm-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
-        for part in ("state", "spool.n1", "spool.n2"):
-            (folder / part).mkdir()
-        config, key = folder / "slurm.conf", folder / "munge.key"
         host = os.uname().nodename
-        config.write_text(
-            CONFIGURATION.format(
-                folder=folder, host=host, user="root", ports=free_ports(3), number=os.getpid()
-            )
-        )
-        key.touch(0o600)
-        key.write_bytes(secrets.token_bytes(128))
-        variables = {"SLURM_CONF": str(config), "PATH": PATH}
-        munge = [f"--{what}-file={folder}/munge.{what}" for what in ("key", "pid", "log", "seed")]
-        for words in (
-            ["munged", "--foreground", "--force", f"--socket={folder}/munge", *munge],
-            ["slurmctld", "-D", "-c"],
-            ["slurmd", "-D", "-N", "n1"],
-            ["slurmd", "-D", "-N", "n2"],
-        ):
-            stack.enter_context(
-                running(words, folder / f"log.{len(words)}{words[-1][-2:]}", **variables)
-            )
-        idle = ["sinfo", "--noheader", "--format=%D %t"]
+        it = Slurm.configured(folder, [host] * 2, ["127.0.0.1"] * 2, free_ports(3))
+        for number, words in enumerate([*it.first, *it.daemons]):
+            stack.enter_context(running(words, folder / f"log.{number}", **it.variables))
 
-        def is_up() -> bool:
-            done = subprocess.run(
-                idle, env={**os.environ, **variables}, capture_output=True, text=True
-            )
-            return done.stdout.split() == ["2", "idle"]
+        def run(words: list[str]) -> str:
+            surroundings = {**os.environ, **it.variables}
+            return subprocess.run(words, env=surroundings, capture_output=True, text=True).stdout
 
-        until("both nodes of Slurm are idle", is_up)
-        yield variables
+        it.wait(run)
+        yield it.variables

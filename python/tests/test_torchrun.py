@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -275,6 +277,26 @@ def test_a_store_that_is_stopped_is_named(job: Job) -> None:
     assert done.returncode == 1, done.stdout
     expected = f"NotLaunched: the ranks' store at 127.0.0.1:{port} has not answered for 6 s"
     assert expected in done.stdout, done.stdout
+
+
+def test_another_program_at_the_port_is_named(job: Job) -> None:
+    """It closes connections, which torch takes for a store that is still being started."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # closed at the end
+                while True:
+                    server.accept()[0].close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        port = str(server.getsockname()[1])
+        variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "HOROVOD_START_TIMEOUT": "1"}
+        done = job(PLACES, ranks=None, **(variables | place))
+        server.shutdown(socket.SHUT_RDWR)
+    assert done.returncode == 1, done.stdout
+    expected = f"NotLaunched: this rank can't use the ranks' store at 127.0.0.1:{port} ("
+    assert expected in done.stdout and "if another program uses" in done.stdout, done.stdout
 
 
 def test_a_rank_stops_before_it_leaves(tmp_path: Path) -> None:
