@@ -756,7 +756,8 @@ pub struct Join {
     /// name of the node in texts, as the launcher calls it
     #[prost(string, tag = "4")]
     pub host: ::prost::alloc::string::String,
-    /// "ip:port" where the daemon's data plane listens
+    /// "ip:port" where the daemon's data plane listens; several, with commas between, if it uses
+    /// several interfaces together
     #[prost(string, tag = "5")]
     pub data_address: ::prost::alloc::string::String,
     /// local ranks of this node; 0 for a server
@@ -828,6 +829,7 @@ pub struct World {
 pub struct Node {
     #[prost(string, tag = "1")]
     pub host: ::prost::alloc::string::String,
+    /// as in Join
     #[prost(string, tag = "2")]
     pub data_address: ::prost::alloc::string::String,
     #[prost(uint32, tag = "3")]

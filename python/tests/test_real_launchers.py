@@ -259,8 +259,6 @@ class Cell:
 EVENTS = ["killed before", "killed after", "secret", "port", "variable", "name"]
 EVERY = (0, 1, 2, 3)
 ALONE = "not all nodes joined within 6.0 s: 1 of 2 nodes have joined; missing: node 1"
-# The limit of a rank may be over a moment earlier than that of the coordinator.
-ALONE += r"|the start of the job \(all ranks attached\) did not happen within 6s"
 
 
 def of_gradwire_run(way: Way, event: str) -> Cell:
@@ -268,7 +266,7 @@ def of_gradwire_run(way: Way, event: str) -> Cell:
     killed = r"rank 3 on host n2: its process (\(pid \d+\) )?was killed by SIGKILL "
     wrong = "the worker's secret is not that of this job; see GRADWIRE_SECRET"
     failed = r"rank [23] on host n2: its process ended with exit code 1 before"
-    unset = f'{way.variable} is "": it is not set, although other variables of the launcher are'
+    unset = f'{way.variable}: it is not set, although other variables of the launcher are'
     taken = rf"can't listen on 10\.78\.0\.1:{PORT} .*Address already in use"
     where = ("GRADWIRE_COORDINATOR__LISTEN", f"10.78.0.1:{PORT}")
     other = f"[ $(hostname) = n1 ] || export GRADWIRE_SECRET={'a' * 64}"

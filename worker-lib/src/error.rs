@@ -19,7 +19,7 @@ pub enum GradwireError {
         missing: &'static str,
     },
     /// A variable or a setting has an invalid value.
-    #[error("{name} is {given:?}: {reason}")]
+    #[error("{}: {reason}", shown(name, given))]
     Setting {
         /// The variable, or the builder's setting.
         name: String,
@@ -138,3 +138,7 @@ impl fmt::Debug for GradwireError {
 
 /// The result of this crate's calls.
 pub(crate) type Result<T, E = GradwireError> = std::result::Result<T, E>;
+/// A variable with its value, which may be empty or not set at all.
+fn shown(name: &str, given: &str) -> String {
+    if given.is_empty() { name.to_owned() } else { format!("{name} is {given:?}") }
+}

@@ -335,7 +335,9 @@ pub(crate) fn ring(doorbell: &OwnedFd) -> io::Result<()> {
 }
 
 fn refused(wire: pb::Failure) -> GradwireError {
-    GradwireError::Refused(wire.into())
+    let failure = Failure::from(wire);
+    // The job has failed because of another rank.
+    if failure.rank.is_some() { failure.into() } else { GradwireError::Refused(failure) }
 }
 
 fn unexpected(wanted: &str, got: &daemon_message::Message) -> GradwireError {

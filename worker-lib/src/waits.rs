@@ -84,6 +84,9 @@ pub(crate) fn cancelled(what: &str) -> GradwireError {
     Failure::new(FailureKind::Cancelled, format!("{what} was cancelled")).into()
 }
 
+/// How much longer than the time to start a rank waits for the reason of a failure.
+const REASON: Duration = Duration::from_secs(2);
+
 /// Attaches to the daemon of a job that is not elastic.
 pub(crate) fn attach(
     launch: &Launch,
@@ -94,7 +97,8 @@ pub(crate) fn attach(
         GradwireError::Timeout { after, .. } => link::daemon_silent(after).into(),
         error => error,
     })?;
-    let within = launch.tuning.start.timeout;
+    // The coordinator's limit is as long, and it knows who is missing (TELL).
+    let within = launch.tuning.start.timeout + REASON;
     let attached = attach_to(greeted, launch, counts, within, cancelled)?;
     // A daemon says so only to workers of elastic jobs.
     attached.ok_or_else(|| GradwireError::Protocol("it has no place for this rank".into()))

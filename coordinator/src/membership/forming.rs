@@ -50,8 +50,9 @@ pub(crate) fn check_join(
     if !proven {
         return refuse(
             RefusalKind::Secret,
-            "the job secret of this node differs from the coordinator's: both must have the same \
-             GRADWIRE_SECRET, which `gradwire run` creates for each job and passes to every node",
+            "the job secret of this node differs from the coordinator's: `gradwire run` gives \
+             all nodes the same one; under other launchers, GRADWIRE_SECRET_FILE must name the \
+             same secret on all hosts",
         );
     }
     if join.job != config.job.as_str() {
@@ -208,6 +209,8 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Forming {
     joined: BTreeMap<u32, Entry>,
+    /// The last node that was refused, and why, in a few words.
+    refused: Option<String>,
 }
 
 impl Forming {
@@ -310,6 +313,17 @@ impl Forming {
         self.joined.len()
     }
 
+    /// A node was refused, which is perhaps one of those that are missing.
+    pub(crate) fn refuses(&mut self, described: &str, kind: RefusalKind) {
+        let why = match kind {
+            RefusalKind::Secret => "its job secret differs",
+            RefusalKind::Version => "it is of another release",
+            RefusalKind::Job => "it belongs to another job",
+            _ => return,
+        };
+        self.refused = Some(format!("; refused: {described}, because {why}"));
+    }
+
     /// Describes which nodes have not joined, and which have.
     pub(crate) fn missing(&self, config: &EngineConfig) -> String {
         let missing: Vec<Rank> =
@@ -322,10 +336,11 @@ impl Forming {
         };
         let noun = if missing.len() == 1 { "node" } else { "nodes" };
         format!(
-            "{} of {} nodes have joined; missing: {noun} {}{joined}",
+            "{} of {} nodes have joined; missing: {noun} {}{joined}{}",
             self.joined.len(),
             config.nodes,
-            Rank::list(missing)
+            Rank::list(missing),
+            self.refused.as_deref().unwrap_or_default()
         )
     }
 

@@ -183,6 +183,7 @@ impl Membership {
         });
         match admitted {
             Err(Refusal { kind, text }) => {
+                self.forming.refuses(&described, kind);
                 out.reason = format!("{described} is refused: {text}");
                 out.commands.push(Command::Refuse { connection, kind, text });
                 false

@@ -121,8 +121,10 @@ pub(super) fn lost(what: impl Into<String>) -> Failure {
 /// The system of the coordinator's host accepts a connection, also for a process that is stopped.
 fn silent(coordinator: SocketAddr) -> Failure {
     let what = format!("the coordinator at {coordinator} accepts connections, but says nothing");
-    Failure::new(FailureKind::CoordinatorLost, what)
-        .hint("the first host's gradwired is stopped, or that host is overloaded")
+    Failure::new(FailureKind::CoordinatorLost, what).hint(
+        "the first host's gradwired is stopped, that host is overloaded, or another program \
+             uses the port",
+    )
 }
 
 /// Whether the connection broke, and not the coordinator refused.
