@@ -12,7 +12,7 @@ from launching import LAUNCHER, LIMIT, jobs_of
 
 HERE = Path(__file__).parent
 # The first job is a single process without a launcher.
-JOBS = jobs_of("", "127.0.0.1:1,127.0.0.2:1", "127.0.0.1:3", "127.0.0.1:2,127.0.0.2:2")
+JOBS = jobs_of("", "127.0.0.1:3", "127.0.0.1:2,127.0.0.2:2")
 
 
 @pytest.mark.parametrize("hosts", JOBS)

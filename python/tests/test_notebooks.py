@@ -51,7 +51,7 @@ EVENTS = {
     "killed before": "PeerLost 1 .*rank 1 on host localhost: its process was killed by SIGKILL",
     "killed after": r"PeerLost 1 rank 1 on host localhost: its process \(pid \d+\) was killed by",
     "secret": "Cancelled 1 rank 1 of the job raised:.*InvalidRequest: .*the worker's secret is not",
-    "variable": 'Cancelled 1 rank 1 of the job raised:.*InvalidRequest: GRADWIRE_SECRET: it',
+    "variable": "Cancelled 1 rank 1 of the job raised:.*InvalidRequest: GRADWIRE_SECRET: it",
     "port": r"Cancelled None 2 ranks .* no result; .*can't listen .*Address already in use.*code 1",
     "name": r"Cancelled None 2 ranks .* no result; .*nobody.invalid",
 }

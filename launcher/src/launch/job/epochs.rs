@@ -586,6 +586,10 @@ impl Job {
 
     /// Ends the job, because it can't go on after a loss or a change.
     fn give_up(&mut self, what: &str, hint: &str, now: Duration) {
+        // Daemons that don't reach each other end, or are ended, because of that.
+        if self.epochs.as_ref().is_some_and(|epochs| epochs.unreached.is_some()) {
+            self.causes.retain(|cause| !matches!(cause, Cause::Ended { role: Role::Daemon, .. }));
+        }
         if self.causes.is_empty() {
             let (what, hint) = (what.to_owned(), hint.to_owned());
             self.causes.push(Cause::NotStarted { what, hint });
