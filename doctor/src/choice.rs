@@ -46,7 +46,8 @@ fn interface(facts: &Facts, host: usize) -> Result<Option<&Offer>, Vec<usize>> {
     if others.is_empty() || own.is_some_and(|own| own.is_loopback()) {
         return Ok(None);
     }
-    // An address that several hosts have, such as that of a bridge for containers, leads nowhere.
+    // An address that several hosts have, such as that of a bridge for containers, reaches none of
+    // them from the others.
     let is_shared = |offer: &Offer| {
         let hosts = others.iter().filter_map(|other| facts.hosts[*other].facts.as_ref().ok());
         let mut all = hosts.flat_map(|other| &other.offers);

@@ -209,8 +209,8 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Forming {
     joined: BTreeMap<u32, Entry>,
-    /// The last node that was refused, and why, in a few words.
-    refused: Option<String>,
+    /// The order of the last node that was refused, and why, in a few words.
+    refused: Option<(u32, String)>,
 }
 
 impl Forming {
@@ -314,14 +314,14 @@ impl Forming {
     }
 
     /// A node was refused, which is perhaps one of those that are missing.
-    pub(crate) fn refuses(&mut self, described: &str, kind: RefusalKind) {
+    pub(crate) fn refuses(&mut self, order: u32, described: &str, kind: RefusalKind) {
         let why = match kind {
             RefusalKind::Secret => "its job secret differs",
             RefusalKind::Version => "it is of another release",
             RefusalKind::Job => "it belongs to another job",
             _ => return,
         };
-        self.refused = Some(format!("; refused: {described}, because {why}"));
+        self.refused = Some((order, format!("; refused: {described}, because {why}")));
     }
 
     /// Describes which nodes have not joined, and which have.
@@ -335,12 +335,14 @@ impl Forming {
             _ => format!("; joined: {}", hosts.join(", ")),
         };
         let noun = if missing.len() == 1 { "node" } else { "nodes" };
+        let is_missing = |(order, _): &&(u32, String)| !self.joined.contains_key(order);
+        let refused = self.refused.as_ref().filter(is_missing).map(|(_, text)| text.as_str());
         format!(
             "{} of {} nodes have joined; missing: {noun} {}{joined}{}",
             self.joined.len(),
             config.nodes,
             Rank::list(missing),
-            self.refused.as_deref().unwrap_or_default()
+            refused.unwrap_or_default()
         )
     }
 

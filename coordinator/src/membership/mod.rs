@@ -160,6 +160,7 @@ impl Membership {
         out: &mut Output,
     ) -> bool {
         let described = format!("node {} (host {})", join.order, text::excerpt(&join.host, 80));
+        let order = join.order;
         let checked = check_join(&self.config, &join, proven);
         let returned = match checked {
             Ok(()) if join.attempt > 0 && self.config.return_timeout.is_some() => {
@@ -183,7 +184,7 @@ impl Membership {
         });
         match admitted {
             Err(Refusal { kind, text }) => {
-                self.forming.refuses(&described, kind);
+                self.forming.refuses(order, &described, kind);
                 out.reason = format!("{described} is refused: {text}");
                 out.commands.push(Command::Refuse { connection, kind, text });
                 false

@@ -45,7 +45,7 @@ pub async fn measure(
     streams: u32,
     limit: Duration,
 ) -> Result<(Measured, Vec<TcpStream>), String> {
-    let first = *addresses.first().ok_or("there is no address")?;
+    let first = *addresses.first().ok_or("no address is given")?;
     let connect = |address, kind| dial(address, secret, own, kind, limit);
     let mut stream = connect(first, Kind::Ping).await?;
     let round_trip = latency(&mut stream).await.map_err(|error| error.to_string())?;

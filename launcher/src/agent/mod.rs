@@ -41,7 +41,7 @@ use gradwire_services::launch::{
     Begin, LineEnd, Notice, Order, ProcessEnd, Report, Role, Start, Stream, Text, signal_name,
     to_line,
 };
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, getppid};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     process::Command,
@@ -71,6 +71,10 @@ use crate::{
 /// How many reports may wait for the launcher (BOUND). When the queue is full, processes that write
 /// output wait, so nothing is lost.
 const REPORTS: usize = 256;
+
+/// How often, and with which pauses, an agent looks whether its launcher has ended.
+const GONE_CHECKS: u32 = 20;
+const GONE: Duration = Duration::from_millis(50);
 
 /// How long the system may take to report the end of a killed process.
 const REAPED: Duration = Duration::from_millis(500);
@@ -258,6 +262,7 @@ impl Agent {
         wrote.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_order = Instant::now();
         let mut suspension = Suspension::new(last_order);
+        let (launcher, mut is_cut) = (getppid(), false);
         let unheard = |why: String| End { why, alone: false, grace, flush: FLUSH_UNHEARD };
         let end = loop {
             let now = Instant::now();
@@ -294,7 +299,7 @@ impl Agent {
                             break unheard(format!("the launcher sent an invalid order: {error}"));
                         }
                         None => {
-                            self.remove_leftovers();
+                            is_cut = true;
                             break unheard("the connection to the launcher ended".to_owned());
                         }
                     }
@@ -329,6 +334,9 @@ impl Agent {
         };
         let flush = end.flush;
         self.stop(end, &mut orders, &mut ends).await;
+        if is_cut {
+            self.remove_leftovers(launcher).await;
+        }
         (ExitCode::SUCCESS, flush)
     }
 
@@ -395,10 +403,18 @@ impl Agent {
         tokio::spawn(async move { reports.send(report).await });
     }
 
-    /// A launcher that was killed leaves files (CLEAN).
-    fn remove_leftovers(&self) {
-        for path in &self.begin.leftovers {
-            run_file::remove(Path::new(&path.to_os()));
+    /// A launcher that was killed leaves files (CLEAN). One that lives and goes on without this
+    /// host needs them: then it is still the parent of this process.
+    async fn remove_leftovers(&self, launcher: Option<Pid>) {
+        // Pipes are closed a moment before the end of a process.
+        for _ in 0..GONE_CHECKS {
+            if getppid() != launcher {
+                for path in &self.begin.leftovers {
+                    run_file::remove(Path::new(&path.to_os()));
+                }
+                return;
+            }
+            sleep(GONE).await;
         }
     }
 

@@ -315,6 +315,8 @@ pub struct Begin {
     /// Where the agent saves the flight recording of a daemon that was killed; empty: nowhere.
     pub recorder: String,
     /// Files of the launcher on this host. The agent removes them if the launcher was killed.
+    /// Launchers of earlier releases don't send it.
+    #[serde(default)]
     pub leftovers: Vec<Text>,
 }
 
