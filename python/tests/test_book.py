@@ -88,6 +88,9 @@ def folder(tmp_path: Path) -> book.Folder:
 
 def straggling(folder: book.Folder) -> re.Match[str] | None:
     """What `gradwire status` says about the page, once it knows a straggler."""
+    # Without a job of its own, the command finds those of other tests on this host.
+    if not any(Path(folder.variables["XDG_RUNTIME_DIR"]).glob("gradwire/*.json")):
+        return None
     said = folder.run("gradwire status")[1]
     return re.search(r"(?s)page: http://[\d.]+:(\d+)/.*\nstraggler: rank 3", said)
 

@@ -68,6 +68,7 @@ fn the_file_does_not_outlive_the_job() {
     let folder = launch.folder().join("killed");
     let words = ["--metrics-sd", folder.to_str().unwrap()];
     let mut job = launch.words(&words).rank(&["attach", "loop:100000:10"]).start();
+    job.leaves("killed");
     job.until_said("looping", 2);
     job.signal(Role::Launcher, Signal::KILL);
     let left = || assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);

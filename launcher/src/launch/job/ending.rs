@@ -208,15 +208,17 @@ impl Job {
         }
     }
 
-    /// Makes the daemon of a host the cause, if it was stopped just now.
-    fn blame_daemon(&mut self, node: usize, now: Duration) {
+    /// Makes the daemon of a host the cause, if it was stopped just now. Returns whether it was.
+    pub(super) fn blame_daemon(&mut self, node: usize, now: Duration) -> bool {
         let is_known = self.causes.iter().any(|cause| matches!(cause, Cause::DaemonStopped { .. }));
         let stopped = self.hosts[node].daemon_stopped;
         let stopped = stopped.filter(|stopped| !is_known && now <= stopped.said + STOPPED);
         if let Some(StoppedDaemon { pid, at, .. }) = stopped {
             let host = self.host(node).to_owned();
             self.fail(Cause::DaemonStopped { host, pid, at }, now);
+            return true;
         }
+        false
     }
 
     /// Whether the daemons miss the signs of life of this host's daemon.

@@ -154,7 +154,10 @@ impl Job {
     pub(super) fn end_stuck(&mut self, now: Duration) {
         let stuck: Vec<_> = self.stuck().filter(|(_, at)| *at <= now).collect();
         for (agent, _) in stuck {
-            self.kill((agent, Role::Daemon));
+            // That it is stopped is the better cause.
+            if !self.blame_daemon(agent, now) {
+                self.kill((agent, Role::Daemon));
+            }
             let own = self.plan.nodes.iter().filter(|node| node.agent == agent);
             let own: Vec<u32> = own.flat_map(|node| node.workers.clone()).collect();
             if let Some(epochs) = &mut self.epochs {
