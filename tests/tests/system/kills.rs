@@ -192,7 +192,7 @@ fn a_daemon_is_killed() {
         let report = job.finish();
         let all: Vec<u32> = (0..world.0).collect();
         let (near, far): (Vec<u32>, Vec<u32>) = all.into_iter().partition(|r| own.contains(r));
-        report.assert_notified(&near, fault, &["the daemon of this node (gradwired) ended"]);
+        report.assert_notified(&near, fault, &["the daemon of this node (gradwired, pid "]);
         report.assert_notified(
             &far,
             fault,
@@ -255,7 +255,7 @@ fn the_coordinators_daemon_is_killed_or_stopped() {
         report.assert_notified(&[2, 3], fault, &["the coordinator at 127.0.0.1:"]);
         report.assert_code(1);
         if signal == Signal::KILL {
-            report.assert_notified(&[0, 1], fault, &["the daemon of this node (gradwired) ended"]);
+            report.assert_notified(&[0, 1], fault, &["the daemon of this node (gradwired, pid "]);
             report.assert_verdict(&["gradwire: the daemon on host 127.0.0.1 (pid "]);
             report.assert_verdict(&[") was killed by SIGKILL"]);
         } else {
