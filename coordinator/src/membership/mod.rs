@@ -401,7 +401,8 @@ impl Membership {
         let (node, due) = self.members.first_due(&limits, self.away())?;
         let last = self.members.get(node)?.last_received;
         let silence = last.silence(&limits, now);
-        let is_up = now < last.datagram + limits.all / 4;
+        let is_up =
+            matches!(silence, Some(Silence::Stream(_))) || now < last.datagram + limits.all / 4;
         if let Some(why) = self.members.get(node)?.absence.text(self.away()) {
             return (now >= due).then_some((node, why, is_up));
         }
