@@ -11,8 +11,9 @@ import pytest
 from launching import LAUNCHER, LIMIT, jobs_of
 
 HERE = Path(__file__).parent
-# The first job is a single process without a launcher.
-JOBS = jobs_of("", "127.0.0.1:3", "127.0.0.1:2,127.0.0.2:2")
+# The first job is a single process without a launcher. The second has all that a job can have:
+# ranks on one node, ranks on several nodes, nodes of different sizes.
+JOBS = jobs_of("", "127.0.0.1:2,127.0.0.2:1")
 
 
 @pytest.mark.parametrize("hosts", JOBS)

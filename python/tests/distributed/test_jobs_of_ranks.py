@@ -27,7 +27,8 @@ RANKS = [str(HERE / "ranks" / name) for name in FILES]
 PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", *RANKS]
 # A limit against hangs; tests never check how long something takes.
 LIMIT = 900
-JOBS = jobs_of("127.0.0.1:2", "127.0.0.1:3,127.0.0.2:1")
+# Two ranks of one node are those of torchrun.
+JOBS = jobs_of("127.0.0.1:2,127.0.0.2:1")
 
 
 def _run(words: list[str]) -> None:
