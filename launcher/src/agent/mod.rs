@@ -13,6 +13,7 @@
 //! - [`recording`]: saves the flight recording of a daemon that was killed
 //! - [`memory`]: victims of the out-of-memory killer
 //! - [`signals`]: signals for the ranks
+//! - `writer`: writes reports to the launcher
 
 mod binding;
 pub mod credit;
@@ -24,15 +25,13 @@ pub mod output;
 pub mod recording;
 pub mod signals;
 pub mod split;
+mod writer;
 
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     process::{ExitCode, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -43,10 +42,10 @@ use gradwire_services::launch::{
 };
 use rustix::process::{Pid, Signal, getppid};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite},
     process::Command,
     sync::mpsc,
-    task::{JoinHandle, yield_now},
+    task::yield_now,
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
@@ -85,9 +84,6 @@ const FLUSH: Duration = Duration::from_secs(300);
 
 /// The same for a launcher that may have vanished.
 const FLUSH_UNHEARD: Duration = Duration::from_secs(1);
-
-/// How many bytes are written at a time. Each part that is taken shows that the launcher reads.
-const PART: usize = 64 << 10;
 
 /// How long the end of a process that has failed waits until its output has been sent.
 const UNREAD: Duration = Duration::from_secs(2);
@@ -141,7 +137,7 @@ where
     let born = Instant::now();
     let (reports, queue) = mpsc::channel(REPORTS);
     let moved = Arc::new(AtomicU64::new(0));
-    let writer = tokio::spawn(pass_on(queue, output, moved.clone()));
+    let writer = tokio::spawn(writer::write(queue, output, moved.clone()));
     let mut orders = Reader::new(input);
     let (code, flush) = match begin(&mut orders).await {
         Ok((begin, programs, ready)) => {
@@ -175,20 +171,8 @@ where
         }
     };
     drop(reports);
-    all_written(writer, &moved, flush).await;
+    writer::all_written(writer, &moved, flush).await;
     code
-}
-
-/// Waits until the last report is written, as long as the launcher reads: it may take up to `limit`
-/// for each part (WAIT).
-async fn all_written(mut writer: JoinHandle<()>, moved: &AtomicU64, limit: Duration) {
-    let mut seen = moved.load(Relaxed);
-    while timeout(limit, &mut writer).await.is_err() {
-        let now = moved.load(Relaxed);
-        if std::mem::replace(&mut seen, now) == now {
-            return;
-        }
-    }
 }
 
 /// Receives the first order and checks that this host can carry it out.
@@ -214,32 +198,6 @@ async fn begin<R: AsyncRead + Unpin>(
     let port = host::free_port().map_err(|error| refused(format!("no free port: {error}"), ""))?;
     let ready = Report::Ready { address: host::reached_address(), port };
     Ok((begin, programs, ready))
-}
-
-/// Writes reports in order. If the launcher is gone, which the other pipe shows, the reports are
-/// thrown away, so that nothing waits for them. `moved` counts the parts that it has taken.
-async fn pass_on(
-    mut queue: mpsc::Receiver<Report>,
-    mut output: impl AsyncWrite + Unpin,
-    moved: Arc<AtomicU64>,
-) {
-    let (mut batch, mut gone) = (Vec::with_capacity(REPORTS), false);
-    // All waiting reports are written at once: a line is short, and a write is expensive.
-    while queue.recv_many(&mut batch, REPORTS).await > 0 {
-        let mut bytes = Vec::new();
-        for report in batch.drain(..) {
-            bytes.extend_from_slice(to_line(&report).as_bytes());
-        }
-        for part in bytes.chunks(PART) {
-            gone = gone || send(&mut output, part).await.is_err();
-            moved.fetch_add(1, Relaxed);
-        }
-    }
-}
-
-async fn send(output: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::Result<()> {
-    output.write_all(bytes).await?;
-    output.flush().await
 }
 
 impl Agent {
@@ -593,7 +551,7 @@ impl Agent {
 /// Writes notices to the daemon.
 async fn notify(mut notices: mpsc::Receiver<Notice>, mut daemon: impl AsyncWrite + Unpin) {
     while let Some(notice) = notices.recv().await {
-        if send(&mut daemon, to_line(&notice).as_bytes()).await.is_err() {
+        if writer::send(&mut daemon, to_line(&notice).as_bytes()).await.is_err() {
             return;
         }
     }

@@ -21,12 +21,14 @@
 //! - [`events`]: what comes in and what goes out
 //! - `starting`: starting processes
 //! - `epochs`: from one epoch of an elastic job to the next
+//! - `epoch_ends`: how such an epoch ends
 //! - `epoch_state`: what is known about the epochs
 //! - `changes`: hosts and processes that come and leave meanwhile
 //! - `ending`: why the job ends, and stopping it
 
 mod changes;
 mod ending;
+mod epoch_ends;
 mod epoch_state;
 mod epochs;
 pub mod events;

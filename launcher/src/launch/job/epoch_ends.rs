@@ -1,0 +1,322 @@
+//! How an epoch of an elastic job ends: after a loss by force, after a change by itself.
+//!
+//! A loss ends the epoch and not the job as long as the limits allow another one. Whoever is at
+//! fault is ended first, then the daemons, and a host that doesn't end its processes is given up.
+//! A host that other hosts don't reach is left out for some time, as it would end every epoch.
+
+use std::time::Duration;
+
+use gradwire_proto::{Failure, FailureKind};
+use gradwire_services::launch::{Order, ProcessEnd, Role};
+
+use super::{
+    Job, Phase, SLACK,
+    epoch_state::{Epochs, Force, UsedUp},
+};
+use crate::launch::{
+    membership::Change,
+    plan::{Node, count},
+    report::{self, Cause},
+};
+
+/// How long a process that the daemons blame may take to end by itself: how it ends is the cause.
+const BLAMED: Duration = Duration::from_millis(500);
+
+/// How long the daemons of a failed epoch may take to end by themselves.
+const DAEMONS: Duration = Duration::from_secs(2);
+
+/// How long a daemon may run after all its ranks have left it.
+const STUCK: Duration = Duration::from_secs(5);
+
+/// An epoch that has run for this long is a success, and the next loss is a new one.
+const LASTING: Duration = Duration::from_secs(5);
+
+/// The same for an epoch that did not reach the same host as the one before.
+const REACHED: Duration = Duration::from_secs(60);
+
+/// The first and the longest pause between epochs that do not last.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+impl Job {
+    /// The running processes that are at fault, or give no sign of life. A rank that has left is
+    /// not at fault.
+    pub(super) fn blamed(&self) -> Vec<(usize, Role)> {
+        let Some(failure) = self.failure() else { return Vec::new() };
+        let blamed = self.processes.iter().filter(|((agent, role), process)| {
+            let is_blamed = match role {
+                Role::Rank(_) => failure.kind != FailureKind::RankLeft,
+                Role::Daemon => true,
+            };
+            let is_at_fault = is_blamed && self.blames(*agent, *role);
+            let runs = process.ended.is_none() && !self.hosts[*agent].stopped;
+            runs && (is_at_fault || *role == Role::Daemon && self.is_missed(*agent))
+        });
+        blamed.map(|(process, _)| *process).collect()
+    }
+
+    /// The daemons that still run although all ranks of their host wait for the next epoch, and
+    /// when they are killed. Such a daemon is stopped, and nobody else may notice it (WAIT).
+    fn stuck(&self) -> impl Iterator<Item = (usize, Duration)> {
+        let epochs = self.epochs.as_ref().filter(|_| self.phase == Phase::Running);
+        let waiting = epochs.map(|epochs| &epochs.waiting);
+        let nodes = self.plan.nodes.iter().filter(|node| node.ranks() > 0);
+        nodes.filter_map(move |node| {
+            let daemon = self.processes.get(&(node.agent, Role::Daemon))?;
+            let since = node.workers.iter().map(|worker| waiting?.get(worker).copied());
+            let last = since.collect::<Option<Vec<_>>>()?.into_iter().max()?;
+            daemon.ended.is_none().then_some((node.agent, last + STUCK))
+        })
+    }
+
+    /// When the next stuck daemon is to be killed.
+    pub(super) fn stuck_until(&self) -> Option<Duration> {
+        self.stuck().map(|(_, at)| at).min()
+    }
+
+    /// Kills stuck daemons. Their ends are losses.
+    pub(super) fn end_stuck(&mut self, now: Duration) {
+        let stuck: Vec<_> = self.stuck().filter(|(_, at)| *at <= now).collect();
+        for (agent, _) in stuck {
+            // That it is stopped is the better cause.
+            if !self.blame_daemon(agent, now) {
+                self.kill((agent, Role::Daemon));
+            }
+            let own = self.plan.nodes.iter().filter(|node| node.agent == agent);
+            let own: Vec<u32> = own.flat_map(|node| node.workers.clone()).collect();
+            if let Some(epochs) = &mut self.epochs {
+                epochs.waiting.retain(|worker, _| !own.contains(worker));
+            }
+        }
+    }
+
+    /// The daemon of a running epoch has ended well: all its ranks have left it.
+    pub(super) fn daemon_left(&mut self, now: Duration) {
+        let goes_on = |epochs: &Epochs| epochs.announced.is_some() || epochs.goes_on;
+        if self.phase == Phase::Running && self.epochs.as_ref().is_some_and(goes_on) {
+            self.end_for_change(now);
+        }
+    }
+
+    /// The agent of a host is gone, with all its processes.
+    pub(super) fn agent_lost(&mut self, agent: usize, now: Duration) {
+        let own = self.processes.iter_mut().filter(|((at, _), _)| *at == agent);
+        for process in own.map(|(_, process)| process).filter(|process| process.ended.is_none()) {
+            process.ended = Some(ProcessEnd::Signal(9));
+        }
+        self.leaves_with_host(agent, now);
+    }
+
+    /// The processes of a host leave the job, though some may still be ending.
+    /// Returns whether that ends the epoch, or the job if it is not elastic.
+    pub(super) fn leaves_with_host(&mut self, agent: usize, now: Duration) -> bool {
+        let Some(epochs) = &mut self.epochs else { return true };
+        let own = self.plan.nodes.iter().filter(|node| node.agent == agent);
+        let lost = own.flat_map(|node| &node.workers).filter(|worker| epochs.members.has(**worker));
+        epochs.lost += u32::try_from(lost.count()).unwrap_or(u32::MAX);
+        epochs.members.agent_ended(agent, now);
+        self.is_node(agent)
+    }
+
+    /// Whether the causes end the epoch, and not the job.
+    pub(super) fn may_continue(&mut self) -> bool {
+        let Some(epochs) = self.epochs.as_ref().filter(|_| self.ranks_ran) else { return false };
+        let fatal = |cause: &Cause| matches!(cause, Cause::Interrupted(_) | Cause::Output(_));
+        let is_recoverable = !self.causes.iter().any(fatal)
+            && self.failure().is_none_or(Failure::is_recoverable)
+            && epochs.finished.is_none()
+            && epochs.members.survivors() > 0;
+        if !is_recoverable {
+            return false;
+        }
+        let rules = epochs.members.rules();
+        let (resets, restarts) = (rules.reset_limit, rules.restarts);
+        let end = match epochs.end {
+            Some(_) => return false,
+            None if resets.is_some_and(|most| self.resets() >= most) => UsedUp::Resets,
+            None if self.only_daemons_lost() && epochs.restarts >= restarts => UsedUp::Restarts,
+            None => return true,
+        };
+        self.say(match end {
+            UsedUp::Resets if self.resets() == 0 => {
+                "the job ends at its first loss: --reset-limit is 0".to_owned()
+            }
+            UsedUp::Resets => format!(
+                "the job has continued {} after losses and changes, and --reset-limit allows no \
+                 more",
+                count(self.resets(), "time")
+            ),
+            UsedUp::Restarts => format!(
+                "the job has continued {} after losses of daemons, and recovery.restarts allows \
+                 no more; the same job may succeed if it is started again",
+                count(restarts, "time")
+            ),
+        });
+        if let Some(epochs) = &mut self.epochs {
+            epochs.end = Some(end);
+        }
+        false
+    }
+
+    /// Whether every rank of a failed epoch lives: only processes of Gradwire itself, or their
+    /// connections, were lost.
+    fn only_daemons_lost(&self) -> bool {
+        let is_daemon = |cause: &Cause| {
+            matches!(cause, Cause::Ended { role: Role::Daemon, .. } | Cause::DaemonStopped { .. })
+        };
+        self.causes.iter().all(is_daemon) && self.failure().is_none_or(|it| it.rank.is_none())
+    }
+
+    /// Whether the job has ended because of the limit for losses of daemons.
+    pub(super) fn has_no_restart_left(&self) -> bool {
+        self.epochs.as_ref().is_some_and(|epochs| epochs.end == Some(UsedUp::Restarts))
+    }
+
+    /// Ends an epoch that has failed.
+    pub(super) fn end_epoch(&mut self, now: Duration) {
+        let (why, at) = report::loss(&self.causes, self.failure(), now);
+        let (only_daemons, unreached) = (self.only_daemons_lost(), self.unreached());
+        let Some(epochs) = &mut self.epochs else { return };
+        epochs.restarts += u32::from(only_daemons);
+        (epochs.why, epochs.ended, epochs.is_change) = (format!("after {why}"), at, false);
+        epochs.force = Force::None;
+        // It takes a while until a host is given up that others don't reach.
+        let is_known = |agent| epochs.unreached == unreached || epochs.members.was_left_out(agent);
+        let is_unreached_again = unreached.is_some_and(is_known);
+        let lasting = if is_unreached_again { REACHED } else { LASTING };
+        let lasted = now.saturating_sub(epochs.began) >= lasting;
+        let (since, short) = match epochs.trouble {
+            Some((since, short)) if !lasted => (since, short + 1),
+            _ => (now, 0),
+        };
+        epochs.trouble = Some((since, short));
+        let pause = PAUSES.0.saturating_mul(1 << short.min(16)).min(PAUSES.1);
+        epochs.not_before = if short == 0 { now } else { now + pause };
+        epochs.unreached = unreached;
+        self.phase = Phase::Ending;
+        self.deadline = Some(now + BLAMED);
+        if let Some(agent) = unreached.filter(|_| is_unreached_again && !lasted) {
+            self.leave_out(agent, now);
+        }
+    }
+
+    /// The host that is out of reach for the daemons of others, although the launcher reaches it:
+    /// the network between them is cut. If the first host is one of the two, it is the other one.
+    fn unreached(&self) -> Option<usize> {
+        let (from, failure) = self.failure.as_ref()?;
+        // The daemons end by themselves after such a failure.
+        let is_network = |cause: &Cause| match cause {
+            Cause::NotStarted { .. } => true,
+            Cause::Ended { role, end, .. } => {
+                *role == Role::Daemon && matches!(end, ProcessEnd::Code(_))
+            }
+            _ => false,
+        };
+        if !self.causes.iter().all(is_network) {
+            return None;
+        }
+        let named = match failure.kind {
+            FailureKind::NodeLost | FailureKind::ConnectionLost => (0..self.hosts.len())
+                .find(|agent| self.is_node(*agent) && self.host(*agent) == failure.host)?,
+            FailureKind::CoordinatorLost => self.first(),
+            _ => return None,
+        };
+        let agent = if named == self.first() { *from } else { named };
+        (agent != self.first() && !self.hosts[agent].stopped).then_some(agent)
+    }
+
+    /// Goes on without a host that two epochs in a row did not reach, if enough ranks remain.
+    fn leave_out(&mut self, agent: usize, now: Duration) {
+        let others = self.plan.nodes.iter().filter(|node| node.agent != agent);
+        let remaining: u32 = others.map(Node::ranks).sum();
+        let min = self.epochs.as_ref().map_or(0, |epochs| epochs.members.rules().min);
+        if remaining < min.max(1) {
+            return;
+        }
+        let Some(epochs) = &mut self.epochs else { return };
+        let Some(time) = epochs.members.leave_out(agent, now) else { return };
+        let host = self.host(agent).to_owned();
+        self.say(format!(
+            "host {host} is left out for {} s: the launcher reaches it, but it and the daemons of \
+             other hosts don't reach each other",
+            time.as_secs()
+        ));
+        let grace_ms = u64::try_from(self.limits.grace.as_millis()).unwrap_or(u64::MAX);
+        let why = "the other hosts of the job are out of reach".to_owned();
+        self.order(agent, Order::Stop { grace_ms, why });
+        self.hosts[agent].stopped = true;
+        self.agent_lost(agent, now);
+    }
+
+    /// Ends an epoch whose daemons leave because all their ranks have.
+    pub(super) fn end_for_change(&mut self, now: Duration) {
+        let Some(epochs) = &mut self.epochs else { return };
+        let why = match epochs.announced {
+            Change { added: true, removed: true } => "after ranks came and others left",
+            Change { added: true, .. } => "after ranks came",
+            Change { removed: true, .. } => "after ranks left",
+            _ => "after all ranks left",
+        };
+        (epochs.why, epochs.ended, epochs.is_change) = (why.to_owned(), now, true);
+        epochs.force = Force::None;
+        epochs.trouble = Some((now, 0));
+        self.phase = Phase::Ending;
+        self.deadline = Some(now + epochs.members.rules().timeout);
+    }
+
+    /// A cause arrives while an epoch ends: nobody leaves it in good order any more.
+    pub(super) fn hasten(&mut self, now: Duration) {
+        if self.epochs.as_ref().is_some_and(|epochs| epochs.is_change) {
+            self.end_epoch(now);
+        }
+    }
+
+    /// The deadline of an ending epoch has passed.
+    pub(super) fn force_end(&mut self, now: Duration) {
+        let blamed = self.blamed();
+        let Some(epochs) = &mut self.epochs else { return };
+        let ended = match epochs.force {
+            Force::None if !epochs.is_change => {
+                epochs.force = Force::Blamed;
+                self.deadline = Some(now + DAEMONS - BLAMED);
+                blamed
+            }
+            Force::None | Force::Blamed => {
+                epochs.force = Force::Daemons;
+                self.deadline = Some(now + SLACK);
+                self.running_daemons()
+            }
+            // The system does not end them, or the agent does not say so: the host is lost.
+            Force::Daemons => {
+                let mut agents: Vec<_> = self.running_daemons().into_iter().chain(blamed).collect();
+                agents.dedup_by_key(|(agent, _)| *agent);
+                for (agent, _) in agents {
+                    self.give_up_host(agent, now);
+                }
+                return;
+            }
+        };
+        for process in ended {
+            self.kill(process);
+        }
+    }
+
+    pub(super) fn running_daemons(&self) -> Vec<(usize, Role)> {
+        let running = self.processes.iter().filter(|((agent, role), process)| {
+            *role == Role::Daemon && process.ended.is_none() && !self.hosts[*agent].stopped
+        });
+        running.map(|(process, _)| *process).collect()
+    }
+
+    fn give_up_host(&mut self, agent: usize, now: Duration) {
+        let host = self.host(agent).to_owned();
+        self.say(format!("host {host} does not end its processes, and is given up"));
+        self.order(agent, Order::Stop { grace_ms: 0, why: "the host was given up".to_owned() });
+        self.hosts[agent].stopped = true;
+        self.agent_lost(agent, now);
+    }
+
+    /// Whether all that must end with an epoch has ended.
+    pub(super) fn has_epoch_ended(&self) -> bool {
+        !self.daemon_runs() && self.blamed().is_empty()
+    }
+}
