@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, TypeVar
 
-from gradwire import _epochs, _world
+from gradwire import _agent, _epochs, _world
 from gradwire._errors import GradwireError, PeerLost
 from gradwire._objects import allgather_object, broadcast_object
 from gradwire._world import is_elastic
@@ -370,6 +370,9 @@ def run_fn(
                 if not error.recoverable:
                     raise
                 lost, skip_sync = True, False
+                # If no further epoch forms, the launcher says for which call this rank waited.
+                if error._failure is not None:
+                    _agent.is_consequence(error._failure.fields())
             except HostsUpdatedInterrupt as change:
                 lost, skip_sync = False, change.skip_sync
             rejoined = _epochs.rejoin()

@@ -2,6 +2,8 @@
 //! the daemon of another node has ended, that the membership of the job is to change, and that the
 //! daemon itself is to end.
 
+use std::sync::Arc;
+
 use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, pb};
 use gradwire_services::launch::{Notice, ProcessEnd};
 use rustix::process::getppid;
@@ -153,6 +155,17 @@ impl Node {
     /// process of its rank ended, if it has.
     pub(crate) fn died(&self, worker: &Worker, end: Option<ProcessEnd>) -> Failure {
         worker.died(end, self.pid_of(worker.local_rank))
+    }
+
+    /// Reports a rank of this node that ended before `worker`, but whose child holds its connection
+    /// open. A launcher ends the other ranks at once, and they are not the cause (TELL).
+    pub(crate) fn unnoticed_end(&self, worker: &Worker) {
+        let others = self.workers.all();
+        let is_it =
+            |other: &&Arc<Worker>| other.local_rank != worker.local_rank && other.has_ended();
+        if let Some(other) = others.iter().find(is_it) {
+            self.worker_failed(other, self.died(other, None));
+        }
     }
 
     /// The ranks of this node that may come and are not attached yet.

@@ -15,7 +15,10 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -54,7 +57,7 @@ use crate::{
         call_sites::CallSites,
         outbox::Outbox,
         pause::Pause,
-        process_state::descends_from,
+        process_state::{descends_from, has_program},
         recorded::Recorded,
         slots::{ClaimError, Slot},
         worker::{Worker, brief, send},
@@ -327,6 +330,8 @@ impl Session {
             pause: Pause::default(),
             trace,
             outbox: Outbox::new(self.stream.try_clone().map_err(no_descriptor)?),
+            is_visible: has_program(pid),
+            has_left: AtomicBool::new(false),
         });
         // WAIT: a worker notices the daemon's silence from the first heartbeat on. So the first one
         // is sent before the worker is attached.
@@ -405,6 +410,7 @@ impl Session {
                     if let Some(why) = self.node.needed_for(worker.local_rank) {
                         break Some(worker.left_early(&why));
                     }
+                    worker.has_left.store(true, Relaxed);
                     tracing::info!(rank = %worker.rank, "worker leaves");
                     self.node.sending.flush();
                     self.node.leaves(worker.rank, false);
@@ -435,7 +441,12 @@ impl Session {
                 Ok(None) => {
                     let interesting = || self.node.job.ending().is_none();
                     match self.node.process_ends.of(worker.local_rank, interesting) {
-                        Ok(end) => break Some(self.node.died(worker, end)),
+                        Ok(end) => {
+                            if end.is_none() {
+                                self.node.unnoticed_end(worker);
+                            }
+                            break Some(self.node.died(worker, end));
+                        }
                         // The worker was asked to end, like this daemon.
                         Err(why) => self.node.stopped(&why),
                     }

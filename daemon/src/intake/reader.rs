@@ -45,6 +45,10 @@ const TURN: usize = 256;
 /// How often the workers' heartbeats are checked.
 const CHECK: Duration = Duration::from_millis(100);
 
+/// After how long without a heartbeat a worker's process is looked for. Its child may hold the
+/// connection, whose end says at once that a process has ended.
+const ENDED: Duration = Duration::from_secs(1);
+
 /// The longest spin, whatever the setting: new workers and their heartbeats wait meanwhile (WAIT).
 const LONGEST_SPIN: Duration = Duration::from_millis(1);
 
@@ -286,6 +290,10 @@ impl Reader {
                 return false;
             }
             let silent = watched.since.elapsed();
+            if silent > ENDED && worker.has_ended() {
+                node.worker_failed(worker, node.died(worker, None));
+                return false;
+            }
             if silent <= limit {
                 return true;
             }

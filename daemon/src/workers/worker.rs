@@ -1,6 +1,9 @@
 //! One attached worker, and the messages to it.
 
-use std::os::unix::net::UnixStream;
+use std::{
+    os::unix::net::UnixStream,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use gradwire_proto::{Failure, FailureKind, Rank, SEE_OUTPUT, pb};
 use gradwire_services::launch::ProcessEnd;
@@ -36,6 +39,10 @@ pub(crate) struct Worker {
     pub(crate) pause: Pause,
     pub(crate) trace: RankTrace,
     pub(crate) outbox: Outbox,
+    /// Whether this daemon can see the process, which may be in a namespace of its own.
+    pub(crate) is_visible: bool,
+    /// It has detached, and its process may end.
+    pub(crate) has_left: AtomicBool,
 }
 
 /// The limit of each text of a failure in a message to a worker, in bytes (BOUND).
@@ -120,10 +127,18 @@ impl Worker {
         Failure::new(kind, what).rank(self.rank).hint(hint)
     }
 
+    /// Whether its process has ended without leaving. A child may still hold its connection open.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_visible && !self.has_left.load(Relaxed) && !has_program(self.pid)
+    }
+
     /// The worker's connection ended without a message. `end` is how the process `launched` ended
     /// that was started as this rank: the worker, or a process that has started the worker.
     pub(crate) fn died(&self, end: Option<ProcessEnd>, launched: Option<u32>) -> Failure {
         let memory = "see its output, and the kernel's log for the out-of-memory killer";
+        // Nobody has said how it ended: no `gradwire run` has started it.
+        let unknown = "see its output, and the kernel's log for the out-of-memory killer; \
+                       launchers also end a process because another one has failed";
         if let Some(parent) = launched.filter(|launched| *launched != self.pid) {
             let state = end.map_or_else(|| "still runs".to_owned(), |end| end.to_string());
             let what = format!(
@@ -140,7 +155,7 @@ impl Worker {
             ),
             None => (
                 "ended without leaving the job: it exited early, was killed or crashed".to_owned(),
-                memory,
+                unknown,
             ),
             Some(end) if end.is_well() => (
                 "ended with exit code 0 without leaving the job".to_owned(),

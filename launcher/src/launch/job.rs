@@ -407,6 +407,7 @@ impl Job {
                 self.patient = true;
                 self.deadline = Some(now + self.limits.report);
             }
+            Phase::Gathering if self.have_all_left() => self.finish_without(),
             Phase::Gathering if self.may_continue() => self.end_epoch(now),
             // The process at fault may still be ending, and how it ends is the cause (TELL).
             Phase::Gathering if !self.awaited && self.blamed_runs() => {

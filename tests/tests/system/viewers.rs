@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const SCHEMA: &str = include_str!("../../../docs/status.schema.json");
 
-/// So many steps of at least 50 ms take longer than the second that a report covers. The report
+/// Steps of at least 50 ms that take longer than the second that a report covers. The report
 /// after them has nothing of the start, whose first step waits until the links are measured.
 const STEPS_AFTER_START: u64 = 25;
 

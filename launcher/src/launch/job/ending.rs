@@ -28,6 +28,7 @@ impl Job {
             // The epoch ends already.
             Phase::Ending if is_loss => self.hasten(now),
             Phase::Assembling if is_loss => {}
+            Phase::Finishing if is_loss && self.have_all_left() => {}
             phase => {
                 // The daemons of an epoch that still forms do not report a failure.
                 self.patient |= self.ranks_ran && matches!(phase, Phase::First | Phase::Daemons);

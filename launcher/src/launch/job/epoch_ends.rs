@@ -117,6 +117,38 @@ impl Job {
         self.is_node(agent)
     }
 
+    /// Whether the daemons have ended because all ranks had left the job, and only losses followed.
+    /// A rank may go on working after that, and needs no epoch.
+    pub(super) fn have_all_left(&self) -> bool {
+        let Some(epochs) = self.epochs.as_ref().filter(|_| self.ranks_ran) else { return false };
+        let is_loss = |cause: &Cause| {
+            matches!(cause, Cause::Ended { .. } | Cause::Lost { .. } | Cause::Asked { .. })
+        };
+        let has_ended_well = |node: &Node| {
+            let daemon = self.processes.get(&(node.agent, Role::Daemon));
+            daemon.and_then(|daemon| daemon.ended).is_some_and(ProcessEnd::is_well)
+        };
+        !epochs.announced.is_some()
+            && !epochs.goes_on
+            && self.failure.is_none()
+            && self.causes.iter().all(is_loss)
+            && self.plan.nodes.iter().all(has_ended_well)
+    }
+
+    /// A rank was lost after all had left the job. Nothing can replace what it would have done, so
+    /// the job fails, but not before the others have done their last work.
+    pub(super) fn finish_without(&mut self) {
+        self.others_ran = false;
+        (self.phase, self.deadline) = (Phase::Finishing, None);
+        if self.ranks_run() {
+            let what = report::summary(&self.causes, None).unwrap_or_default();
+            self.say(format!(
+                "{what}; all ranks had left the job before, so the others end by themselves"
+            ));
+        }
+        self.advance(self.now);
+    }
+
     /// Whether the causes end the epoch, and not the job.
     pub(super) fn may_continue(&mut self) -> bool {
         let Some(epochs) = self.epochs.as_ref().filter(|_| self.ranks_ran) else { return false };

@@ -81,6 +81,11 @@ impl Job {
             if epochs.is_change {
                 epochs.not_before = epochs.not_before.min(now);
             }
+            let is_wanted = epochs.finished.is_none();
+            if self.phase == Phase::Finishing && is_wanted {
+                // After a loss, a rank has left the job and joins it again.
+                return self.end_epoch(now);
+            }
             if self.phase == Phase::Finishing {
                 self.deadline.get_or_insert(now + FINISH);
             }
@@ -178,6 +183,8 @@ impl Job {
 
     /// All daemons of a later epoch serve.
     pub(super) fn run_again(&mut self, now: Duration) {
+        // What ended the last epoch explains no later end.
+        self.processes.values_mut().for_each(|process| process.received = None);
         self.serving();
         self.phase = Phase::Running;
         self.deadline = None;
@@ -210,6 +217,10 @@ impl Job {
             }
             Phase::Finishing => {
                 let first = self.epochs.as_ref().and_then(|epochs| epochs.finished);
+                if let Some(told) = self.told_of_the_end(first) {
+                    self.failure = Some(told);
+                    return self.stop(self.limits.grace, now);
+                }
                 let place =
                     self.processes.keys().find(|(_, role)| Some(*role) == first.map(Role::Rank));
                 let who = place.map_or_else(
@@ -232,6 +243,16 @@ impl Job {
                 }
             }
         }
+    }
+
+    /// The failure of a rank that needs the one that has ended: for which call, and where.
+    fn told_of_the_end(&self, ended: Option<u32>) -> Option<(usize, Failure)> {
+        let running = self.processes.iter().filter(|(_, process)| process.ended.is_none());
+        running.into_iter().find_map(|((agent, _), process)| {
+            let failure = self.by_worker(process.received.clone()?);
+            let is_it = failure.kind == FailureKind::RankLeft && failure.rank == ended.map(Rank);
+            is_it.then_some((*agent, failure))
+        })
     }
 
     /// Waits for the ends of the other ranks, as one has ended without an error.

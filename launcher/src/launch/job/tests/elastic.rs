@@ -408,6 +408,58 @@ fn a_rank_that_leaves_alone_ends_the_job() {
 }
 
 #[test]
+fn the_call_of_waiting_ranks_is_reported() {
+    let mut job = running(|_| {});
+    let what = "it has left the job and can't take part any more";
+    let failure = Failure::new(FailureKind::RankLeft, what).rank(Rank(1)).tensor("loss");
+    step(&mut job, Event::Consequence { node: 0, worker: 0, failure }, 1190);
+    step(&mut job, Event::Waiting { node: 0, worker: 0 }, 1200);
+    step(&mut job, Event::Waiting { node: 1, worker: 2 }, 1210);
+    daemon_ends(&mut job, 1, 0, 1220);
+    daemon_ends(&mut job, 0, 0, 1230);
+    let orders = rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 1330);
+    assert!(orders.contains(&"0:stop 3000".to_owned()), "{orders:?}");
+    let report = stop_all(&mut job, 1400);
+    assert_eq!(report.code, 1);
+    assert!(report.lines[0].contains("rank 1"), "{:?}", report.lines);
+    assert!(report.lines[0].contains("'loss'"), "{:?}", report.lines);
+}
+
+/// All daemons have ended, because all ranks had left.
+fn left(job: &mut Job) {
+    daemon_ends(job, 1, 0, 1320);
+    daemon_ends(job, 0, 0, 1330);
+}
+
+#[test]
+fn a_loss_after_all_have_left_ends_nobody() {
+    let mut job = running(|_| {});
+    left(&mut job);
+    assert!(rank_ends(&mut job, 1, 2, KILLED, 1400).is_empty());
+    let orders = step(&mut job, Event::Tick, 1700);
+    let said = "all ranks had left the job before, so the others end by themselves";
+    assert!(orders.len() == 1 && orders[0].ends_with(said), "{orders:?}");
+    // A second loss, and much later the last work of the others is done.
+    assert!(rank_ends(&mut job, 0, 1, KILLED, 60_000).is_empty());
+    assert!(step(&mut job, Event::Tick, 600_000).is_empty());
+    rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 900_000);
+    step(&mut job, Event::Tick, 900_400);
+    let report = stop_all(&mut job, 900_500);
+    assert_eq!(report.code, 137);
+    assert!(report.lines[0].starts_with("gradwire: rank 2 on host b"), "{:?}", report.lines);
+}
+
+#[test]
+fn a_rank_that_joins_again_gets_an_epoch() {
+    let mut job = running(|_| {});
+    left(&mut job);
+    rank_ends(&mut job, 1, 2, KILLED, 1400);
+    step(&mut job, Event::Tick, 1700);
+    let orders = step(&mut job, Event::Waiting { node: 0, worker: 0 }, 1800);
+    assert!(orders.contains(&"0:start the daemon".to_owned()), "{orders:?}");
+}
+
+#[test]
 fn ranks_may_end_between_epochs() {
     let mut job = running(|_| {});
     lose_rank_2(&mut job);
