@@ -245,7 +245,7 @@ impl Job {
         }
     }
 
-    /// The failure of a rank that needs the one that has ended: for which call, and where.
+    /// The failure with which a rank waits for `ended`: for which call, and where.
     fn told_of_the_end(&self, ended: Option<u32>) -> Option<(usize, Failure)> {
         let running = self.processes.iter().filter(|(_, process)| process.ended.is_none());
         running.into_iter().find_map(|((agent, _), process)| {
