@@ -57,6 +57,7 @@ use self::{
     output::{Output, Pump},
     recording::Recording,
     signals::Suspended,
+    writer::REPORTS,
 };
 use crate::{
     error::{limits_hint, print_line},
@@ -66,10 +67,6 @@ use crate::{
     run_file,
     signals::{Endings, passed},
 };
-
-/// How many reports may wait for the launcher (BOUND). When the queue is full, processes that write
-/// output wait, so nothing is lost.
-const REPORTS: usize = 256;
 
 /// How often, and with which pauses, an agent looks whether its launcher has ended.
 const GONE_CHECKS: u32 = 20;

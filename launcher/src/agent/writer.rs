@@ -16,7 +16,9 @@ use tokio::{
     time::timeout,
 };
 
-use super::REPORTS;
+/// How many reports may wait for the launcher (BOUND). When the queue is full, processes that write
+/// output wait, so nothing is lost.
+pub(super) const REPORTS: usize = 256;
 
 /// How many bytes are written at a time. Each part that is taken shows that the launcher reads.
 const PART: usize = 64 << 10;
