@@ -292,6 +292,20 @@ impl RawWorker {
         Ok(worker)
     }
 
+    /// The daemon's next message, except for a request to explain what this rank does, which may
+    /// come at any time.
+    ///
+    /// # Errors
+    /// If none arrives in time, or it is not valid.
+    pub fn receive(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+        loop {
+            let received = self.socket.receive()?;
+            if !matches!(received, Some((Reply::Explain(_), _))) {
+                return Ok(received);
+            }
+        }
+    }
+
     /// Hands over a memory segment; returns its number.
     ///
     /// # Errors
@@ -301,7 +315,7 @@ impl RawWorker {
         let (segment, fd) = Segment::create("gradwire-test-segment", bytes, HugePages::Never)?;
         let add = pb::AddSegment { segment: number, bytes };
         self.socket.say(ToDaemon::AddSegment(add), &[fd.as_fd()])?;
-        match self.socket.receive()? {
+        match self.receive()? {
             Some((Reply::SegmentAdded(added), _)) if added.segment == number => {}
             other => bail!("the daemon did not accept a segment: {other:?}"),
         }
@@ -374,7 +388,7 @@ impl RawWorker {
     /// # Errors
     /// If the daemon sends another message.
     pub fn failed(&self) -> Result<(Vec<u64>, gradwire_proto::Failure)> {
-        match self.socket.receive()? {
+        match self.receive()? {
             Some((Reply::TensorFailed(pb::TensorFailed { tickets, failure: Some(why) }), _)) => {
                 Ok((tickets, why.into()))
             }
@@ -388,10 +402,9 @@ impl RawWorker {
     /// If it does not arrive.
     pub fn aborted(&self) -> Result<gradwire_proto::Failure> {
         loop {
-            match self.socket.receive()?.context("the daemon closed the connection")?.0 {
-                Reply::Aborted(failure) => return Ok(failure.into()),
-                Reply::TensorFailed(_) | Reply::Allocate(_) | Reply::SegmentAdded(_) => {}
-                other => bail!("expected the end of the job, got {other:?}"),
+            let (message, _) = self.receive()?.context("the daemon closed the connection")?;
+            if let Reply::Aborted(failure) = message {
+                return Ok(failure.into());
             }
         }
     }

@@ -172,7 +172,7 @@ fn a_name_submitted_twice_fails_for_all() {
     let mut failed = Vec::new();
     let mut reported = Vec::new();
     while !(failed.contains(&1) && failed.contains(&2)) {
-        let Some((Reply::TensorFailed(message), _)) = raw.socket.receive().unwrap() else {
+        let Some((Reply::TensorFailed(message), _)) = raw.receive().unwrap() else {
             panic!("expected the failures of the tickets");
         };
         failed.extend(message.tickets);
@@ -252,7 +252,7 @@ fn a_root_that_is_not_in_the_job_is_refused() {
         raw.submit(&submission(5, "start", request)).unwrap();
     }
     for raw in &workers {
-        let Some((Reply::TensorFailed(failed), _)) = raw.socket.receive().unwrap() else {
+        let Some((Reply::TensorFailed(failed), _)) = raw.receive().unwrap() else {
             panic!("expected a failure of the tensor");
         };
         assert_eq!(failed.tickets, [5]);

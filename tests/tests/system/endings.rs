@@ -86,7 +86,7 @@ fn a_rank_that_dies_is_named_with_its_tensor() {
     // An invalid submission is answered at once, after the daemon has read the earlier ones.
     let nowhere = submission(2, "nowhere", Request::barrier());
     raw.submit(&Submission { process_set: 9, ..nowhere }).unwrap();
-    assert!(raw.socket.receive().unwrap().is_some());
+    assert!(raw.receive().unwrap().is_some());
     drop(raw);
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(3))));

@@ -24,7 +24,7 @@ use rustix::process::Signal;
 
 /// The failure that a worker receives.
 fn aborted(worker: &RawWorker) -> Failure {
-    match worker.socket.receive().unwrap() {
+    match worker.receive().unwrap() {
         Some((Reply::Aborted(failure), _)) => failure.into(),
         other => panic!("expected Aborted, got {other:?}"),
     }
@@ -87,7 +87,7 @@ fn only_workers_of_the_epoch_attach() {
     is_sent_away(&job.ask(0, 4).unwrap().socket);
     let six = job.attach(0, 6).unwrap().0;
     four.socket.say(ToDaemon::Detach(pb::Detach {}), &[]).unwrap();
-    assert!(matches!(four.socket.receive().unwrap(), Some((Reply::Detached(_), _))));
+    assert!(matches!(four.receive().unwrap(), Some((Reply::Detached(_), _))));
     is_sent_away(&job.ask(0, 4).unwrap().socket);
     leave(&[six], &mut daemons);
 }
@@ -246,7 +246,7 @@ fn workers_learn_of_a_wanted_change() {
     let early = job.attach(0, 8).unwrap().0;
     // A worker that attaches at the same time may be notified twice.
     let learns = |worker: &RawWorker, added, removed| loop {
-        match worker.socket.receive().unwrap() {
+        match worker.receive().unwrap() {
             Some((Reply::Changed(change), _)) => {
                 if change == (pb::MembershipChanged { added, removed }) {
                     break;

@@ -120,7 +120,7 @@ fn places_are_checked_for_their_purpose() {
 /// Submits 16 rows where the others have one row, and waits until it is asked for room.
 fn asked_for_room(raw: &RawWorker) {
     raw.submit(&submission(7, "rows.0", f32s(Collective::Allgather, &[16, 16]))).unwrap();
-    let Some((Reply::Allocate(asked), _)) = raw.socket.receive().unwrap() else {
+    let Some((Reply::Allocate(asked), _)) = raw.receive().unwrap() else {
         panic!("expected to be asked for room");
     };
     assert_eq!(asked.ticket, 7);

@@ -262,7 +262,7 @@ fn messages_at_the_wrong_time() {
     nonsense("it was opened before", |_, raw| {
         let (_segment, fd) = Segment::create("gradwire-test", 4096, HugePages::Never).unwrap();
         raw.socket.say(add(1, 4096), &[fd.as_fd()]).unwrap();
-        assert!(matches!(raw.socket.receive().unwrap(), Some((Reply::SegmentAdded(_), _))));
+        assert!(matches!(raw.receive().unwrap(), Some((Reply::SegmentAdded(_), _))));
         raw.socket.say(add(2, 4096), &[fd.as_fd()]).unwrap();
     });
     nonsense("a frame of 4294967295 bytes was announced", |_, raw| {
@@ -284,7 +284,7 @@ fn a_segment_too_large_for_the_daemon_is_refused() {
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
         let add = ToDaemon::AddSegment(pb::AddSegment { segment: 1, bytes });
         raw.socket.say(add, &[fd.as_fd()]).unwrap();
-        match raw.socket.receive().unwrap() {
+        match raw.receive().unwrap() {
             Some((Reply::SegmentRefused(refused), _)) => {
                 assert_eq!(refused.segment, 1);
                 let reason = refused.reason;

@@ -33,7 +33,7 @@ fn peers_do_not_wait_for_a_rank_that_makes_room() {
     raw.add_segment(4096).unwrap();
     let nothing = Request::plain(Collective::Allgather, DType::U8, Shape::new(&[0]).unwrap());
     raw.submit(&submission(1, "rows", nothing)).unwrap();
-    let Some((Reply::Allocate(asked), _)) = raw.socket.receive().unwrap() else {
+    let Some((Reply::Allocate(asked), _)) = raw.receive().unwrap() else {
         panic!("expected to be asked for room");
     };
     assert_eq!((asked.ticket, &asked.outputs[0].shape), (1, &vec![BYTES as u64]));
@@ -47,7 +47,7 @@ fn peers_do_not_wait_for_a_rank_that_makes_room() {
     assert_eq!(raw.completed().unwrap().ticket, 1);
     first.join().unwrap();
     raw.socket.say(ToDaemon::Detach(pb::Detach {}), &[]).unwrap();
-    assert!(matches!(raw.socket.receive().unwrap(), Some((Reply::Detached(_), _))));
+    assert!(matches!(raw.receive().unwrap(), Some((Reply::Detached(_), _))));
     drop(raw);
     for ending in cluster.finish().unwrap() {
         assert_eq!(ending, Ending::Finished);
