@@ -18,7 +18,7 @@ use std::{
 use crate::launched::programs;
 
 /// How long anything may take before the test gives up.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(600);
 
 const DAEMON: &str = r#"#!/bin/sh
 trap 'exit 0' TERM

@@ -103,6 +103,25 @@ fn a_hostfile_names_interfaces_of_a_host() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// Ranks notice nothing of it.
+#[test]
+fn an_interface_of_two_may_flap() {
+    let Some(pair) = Pair::new() else { return };
+    pair.add_network("fast0");
+    let launch = pair.launch().set("data.interface=cable+fast0").words(&["--verbose"]);
+    let job = launch.rank(&["attach", "loop:40:1000000", "leave"]).start();
+    job.until_said("looping", 4);
+    for _ in 0..2 {
+        pair.set_interface("fast0", 1, false);
+        sleep(Duration::from_secs(1));
+        pair.set_interface("fast0", 1, true);
+        sleep(Duration::from_millis(500));
+    }
+    let report = job.finish();
+    report.assert_code(0);
+    assert_eq!(report.said("looped").len(), 4, "{}", report.all());
+}
+
 #[test]
 fn a_lost_interface_of_two_is_named() {
     let Some(pair) = Pair::new() else { return };
