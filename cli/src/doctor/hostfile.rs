@@ -51,15 +51,21 @@ pub fn write(nodes: &[Node], facts: &Facts) -> Result<String, CommandError> {
     Ok(text)
 }
 
-/// Makes sure, before the hosts are asked, that no file is replaced: it may be the user's work.
+/// Makes sure, before the hosts are asked, that the file can be made and that none is replaced: it
+/// may be the user's work.
 ///
 /// # Errors
-/// [`CommandError`] if the file exists.
+/// [`CommandError`] if the file exists, or its folder does not.
 pub fn check(path: &Path) -> Result<(), CommandError> {
-    match path.symlink_metadata() {
-        Ok(_) => Err(failed(path, &io::ErrorKind::AlreadyExists.into())),
-        Err(_) => Ok(()),
+    if path.symlink_metadata().is_ok() {
+        return Err(failed(path, &io::ErrorKind::AlreadyExists.into()));
     }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.map_or(Ok(()), |folder| match folder.metadata() {
+        Ok(about) if about.is_dir() => Ok(()),
+        Ok(_) => Err(failed(path, &io::ErrorKind::NotADirectory.into())),
+        Err(error) => Err(failed(path, &error)),
+    })
 }
 
 /// Writes the hostfile.
@@ -89,8 +95,9 @@ mod tests {
     #[test]
     fn no_file_is_replaced() {
         let folder = std::env::temp_dir().join(format!("gwtest-hostfile-{}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
         let path = folder.join("hosts");
+        assert!(check(&path).unwrap_err().to_string().contains("can't write"), "no folder");
+        std::fs::create_dir(&folder).unwrap();
         check(&path).unwrap();
         save(&path, "a slots=1\n").unwrap();
         for error in [check(&path).unwrap_err(), save(&path, "b\n").unwrap_err()] {
