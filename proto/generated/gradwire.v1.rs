@@ -90,6 +90,9 @@ pub struct Failure {
     /// whether a signal has ended the process of the rank
     #[prost(bool, tag = "9")]
     pub killed: bool,
+    /// whether the rank has said that it is ending
+    #[prost(bool, tag = "10")]
+    pub gave_up: bool,
 }
 /// Element types. gradwire_proto::DType has their sizes and arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

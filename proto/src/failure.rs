@@ -101,6 +101,9 @@ pub struct Details {
     /// Whether a signal has ended the process of the rank. What others do does not cause that.
     #[serde(default)]
     pub killed: bool,
+    /// Whether the rank has said that it is ending. How its process ends says more.
+    #[serde(default)]
+    pub gave_up: bool,
 }
 
 /// The hint of a failure about which only the output of its process says more.
@@ -128,7 +131,7 @@ impl Failure {
     /// Cuts each text, and the lines in all, to a number of bytes (BOUND).
     pub fn limit(&mut self, most: usize) {
         let Self { what, host, tensor, details, .. } = self;
-        let Details { hint, lines, site, killed: _ } = &mut **details;
+        let Details { hint, lines, site, killed: _, gave_up: _ } = &mut **details;
         for text in [what, hint, host, tensor, site] {
             if text.len() > most {
                 text.truncate(text.floor_char_boundary(most));
@@ -221,6 +224,13 @@ impl Failure {
         self
     }
 
+    /// The rank has said that it is ending.
+    #[must_use]
+    pub fn gave_up(mut self) -> Self {
+        self.details.gave_up = true;
+        self
+    }
+
     /// Adds the rank at fault.
     #[must_use]
     pub fn rank(mut self, rank: Rank) -> Self {
@@ -299,6 +309,7 @@ impl From<Failure> for pb::Failure {
             lines: failure.details.lines,
             site: failure.details.site,
             killed: failure.details.killed,
+            gave_up: failure.details.gave_up,
         }
     }
 }
@@ -318,6 +329,7 @@ impl From<pb::Failure> for Failure {
                 lines: wire.lines,
                 site: wire.site,
                 killed: wire.killed,
+                gave_up: wire.gave_up,
             }),
         }
     }

@@ -137,8 +137,8 @@ impl Worker {
     pub(crate) fn died(&self, end: Option<ProcessEnd>, launched: Option<u32>) -> Failure {
         let memory = "see its output, and the kernel's log for the out-of-memory killer";
         // Nobody has said how it ended: no `gradwire run` has started it.
-        let unknown = "see its output, and the kernel's log for the out-of-memory killer; \
-                       launchers also end a process because another one has failed";
+        let unknown =
+            &format!("{memory}; launchers also end a process because another one has failed");
         if let Some(parent) = launched.filter(|launched| *launched != self.pid) {
             let state = end.map_or_else(|| "still runs".to_owned(), |end| end.to_string());
             let what = format!(
@@ -155,7 +155,7 @@ impl Worker {
             ),
             None => (
                 "ended without leaving the job: it exited early, was killed or crashed".to_owned(),
-                unknown,
+                unknown.as_str(),
             ),
             Some(end) if end.is_well() => (
                 "ended with exit code 0 without leaving the job".to_owned(),
@@ -179,7 +179,7 @@ impl Worker {
     }
 
     pub(crate) fn gave_up(&self, reason: &str) -> Failure {
-        self.failure(FailureKind::WorkerLost, &format!("gave up: {reason}"), SEE_OUTPUT)
+        self.failure(FailureKind::WorkerLost, &format!("gave up: {reason}"), SEE_OUTPUT).gave_up()
     }
 
     /// The worker wanted to leave while others needed it.

@@ -31,7 +31,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub const REPORTS_ARE_READ: &str = "GRADWIRE_LAUNCHED";
 
 /// The variable that names the pipe which is a rank's standard error under an agent: its device and
-/// inode, `DEVICE:INODE`. A process that inherits it may write elsewhere.
+/// inode, and the descriptor of a copy, `DEVICE:INODE:NUMBER`. A process that inherits the variable
+/// may have its standard error elsewhere, and then uses the copy if it has inherited that.
 pub const STDERR: &str = "GRADWIRE_STDERR";
 
 /// The line that a rank writes to that pipe before it reports an error that ends it. The agent

@@ -14,6 +14,9 @@ impl Job {
     /// Keeps a cause; the first one ends the job.
     pub(super) fn fail(&mut self, cause: Cause, now: Duration) {
         if self.is_stopping() {
+            if self.is_last_word(&cause) {
+                self.causes.push(cause);
+            }
             return;
         }
         let is_loss =
@@ -36,6 +39,16 @@ impl Job {
                 self.deadline = Some(now + self.limits.gather);
             }
         }
+    }
+
+    /// Whether a rank that has said that it is ending has now ended by itself. It took longer than
+    /// the launcher waits, and its exit code is the job's all the same (TELL).
+    fn is_last_word(&self, cause: &Cause) -> bool {
+        let Some(failure) = self.failure().filter(|failure| failure.details.gave_up) else {
+            return false;
+        };
+        let Cause::Ended { role, host, end: ProcessEnd::Code(_), .. } = cause else { return false };
+        matches!(role, Role::Rank(_)) && report::blames(failure, *role, host)
     }
 
     /// Whether the daemons blame this process.

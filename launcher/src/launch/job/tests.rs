@@ -9,6 +9,7 @@ use crate::launch::hosts::parse_list;
 
 mod causes;
 mod elastic;
+mod elastic_ends;
 
 const LIMITS: Limits = Limits {
     start: Duration::from_secs(30),

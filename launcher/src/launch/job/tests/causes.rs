@@ -247,6 +247,22 @@ fn the_cause_may_be_reported_late() {
 }
 
 #[test]
+fn the_exit_code_of_a_rank_that_gave_up_may_come_late() {
+    for (gave_up, code) in [(true, 3), (false, 1)] {
+        let mut job = running();
+        let mut failure = Failure::new(FailureKind::WorkerLost, "it ends").host("a").rank(Rank(1));
+        failure.details.gave_up = gave_up;
+        step(&mut job, said(0, Role::Daemon, &to_line(&ServiceReport::Failed { failure })), 1400);
+        for at in [1600, 5000] {
+            step(&mut job, Event::Tick, at);
+        }
+        assert_eq!(step(&mut job, Event::Tick, 9000), ["0:stop 3000", "1:stop 3000"]);
+        step(&mut job, exited(0, Role::Rank(1), ProcessEnd::Code(3), 9500), 9500);
+        assert_eq!(stop_all(&mut job, 9600).code, code, "the others end because they are asked to");
+    }
+}
+
+#[test]
 fn the_rank_at_fault_gets_time_to_end() {
     let mut job = running();
     let blame = said(0, Role::Daemon, &failed(Some(1)));
