@@ -35,6 +35,8 @@ pub struct DaemonConfig {
     pub(crate) parent: Option<Pid>,
     pub(crate) slots: u32,
     pub(crate) order: u32,
+    /// The numbers of nodes and ranks that the job must have, if they were given.
+    pub(crate) expected: Option<(u32, u32)>,
     /// In an elastic job: the epoch, and the processes of this node.
     pub(crate) elastic: Option<Elastic>,
     pub(crate) rack: String,
@@ -131,6 +133,13 @@ impl DaemonConfig {
             parent: getppid(),
             slots,
             order: env.parse("GRADWIRE_ORDER", "it must be a number")?,
+            expected: match variables.contains_key("GRADWIRE_NODES") {
+                true => Some((
+                    env.parse("GRADWIRE_NODES", "it must be a number")?,
+                    env.parse("GRADWIRE_RANKS", "it must be a number")?,
+                )),
+                false => None,
+            },
             elastic: elastic(env, slots)?,
             rack: settings.node.rack.clone(),
             socket: env.text("GRADWIRE_SOCKET")?.to_owned(),

@@ -24,6 +24,29 @@ time.sleep(250)
 """
 
 
+EARLY = """
+import os, sys
+if os.environ["GRADWIRE_RANK"] == "1":
+    os.kill(os.getpid(), 9)
+import gradwire as gw
+try:
+    gw.init()
+    gw.barrier()
+except gw.GradwireError as error:
+    print("TOLD", error.rank, error, flush=True)
+    sys.exit(8)
+"""
+COMPUTES = """
+import os, time
+import gradwire as gw
+gw.init()
+gw.barrier()
+if gw.rank() == 1:
+    os.kill(os.getpid(), 9)
+time.sleep(250)
+"""
+
+
 @pytest.fixture(params=["jobset"])
 def pods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster for the pods of a manifest."""
@@ -60,6 +83,29 @@ def test_a_killed_rank_ends_all_pods(pods: Cluster) -> None:
     assert "TOLD 1 rank 1" in started[1].text, started[1].text
     again = [pods.start(node, *python(PLACES)) for node in (1, 0)]
     assert [pod.wait() for pod in again] == [0, 0], [pod.text for pod in again]
+
+
+def test_a_rank_that_is_killed_early_is_named(pods: Cluster) -> None:
+    started = [pods.start(node, *python(EARLY)) for node in (0, 1)]
+    assert [pod.wait() for pod in started] == [137, 8], [pod.text for pod in started]
+    assert started[1].text.count("TOLD 1 rank 1 ") == 2, started[1].text
+    assert "TOLD 1 rank 1 " in started[0].text, started[0].text
+
+
+def test_ranks_that_compute_end_with_the_others(pods: Cluster) -> None:
+    grace = {"GRADWIRE_LAUNCH__GRACE_MS": "2000"}
+    started = [pods.start(node, *python(COMPUTES), **grace) for node in (0, 1)]
+    assert [pod.wait() for pod in started] == [137, 1], [pod.text for pod in started]
+    says = "error: the job has failed, so the ranks of this pod are ended"
+    assert says in started[1].text, started[1].text
+
+
+def test_pods_that_disagree_are_refused(pods: Cluster) -> None:
+    started = [pods.start(0, *python(PLACES)), pods.start(1, *python(PLACES), PET_NNODES="3")]
+    assert 0 not in [pod.wait() for pod in started], [pod.text for pod in started]
+    for pod in started:
+        assert "a job of 6 ranks on 3 hosts, and the coordinator for one of 4" in pod.text, pod.text
+        assert "RANK" not in pod.text, pod.text
 
 
 def test_a_pod_that_is_started_again_joins(pods: Cluster) -> None:

@@ -367,6 +367,7 @@ impl Session<'_> {
                 match dispatcher.formed(world.clone()) {
                     Ok(()) => {
                         self.job.form(world);
+                        dispatcher.handle_ends();
                         dispatcher.trace(is_traced);
                     }
                     // The coordinator tells the other nodes the reason (TELL).

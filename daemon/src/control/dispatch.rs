@@ -54,6 +54,18 @@ impl Dispatcher {
             );
             return Err(protocol(what));
         }
+        let formed = (world.nodes.len() as u32, world.size());
+        if let Some((nodes, ranks)) = config.expected.filter(|expected| *expected != formed) {
+            let what = format!(
+                "the daemon of this host was started for a job of {ranks} ranks on {nodes} hosts, \
+                 and the coordinator for one of {} ranks on {} hosts",
+                formed.1, formed.0
+            );
+            let hint = "start all hosts of a job with the same variables";
+            return Err(Failure::new(FailureKind::Invalid, what)
+                .host(config.host.clone())
+                .hint(hint));
+        }
         let resource = |error: std::io::Error| {
             let what = format!("the data plane can't be started: {error}");
             Failure::new(FailureKind::Resource, what)
@@ -126,6 +138,11 @@ impl Dispatcher {
         let running = Running { world, queue, operations, lanes, mesh, paths, traffic };
         let _ = node.running.set(running);
         Ok(())
+    }
+
+    /// The daemon knows the job now: ranks may have ended before.
+    pub(super) fn handle_ends(&self) {
+        self.node.handle_ends();
     }
 
     pub(super) fn trace(&self, is_wanted: bool) {

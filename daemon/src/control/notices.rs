@@ -50,9 +50,9 @@ impl Node {
             Notice::Wrote { rank, lines } => self.last_lines.set(rank, lines),
             Notice::Ended { rank, end } => {
                 tracing::debug!(process = %rank, "the process of a rank {end}");
-                self.process_ends.runs_no_more(rank);
+                self.process_ends.runs_no_more(rank, end);
                 self.last_lines.forget(rank);
-                self.ended(rank, end);
+                self.handle_ends();
             }
             Notice::Changed { added, removed } => self.membership_changes(added, removed),
             // They still need this daemon, and how they end from now on is not a failure.
@@ -100,6 +100,15 @@ impl Node {
         match failed {
             Some((failure, worker)) => self.worker_failed(&worker, failure),
             None => self.asked_to_end(why),
+        }
+    }
+
+    /// Handles the ends of processes, as soon as the job has formed.
+    pub(crate) fn handle_ends(&self) {
+        if self.running.get().is_some() {
+            for (number, end) in self.process_ends.take_new() {
+                self.ended(number, end);
+            }
         }
     }
 
@@ -180,7 +189,12 @@ impl Node {
 
     /// A rank of this node has not attached in time. The job can't go on without it.
     pub(crate) fn missed(&self, missing: &Missing, overdue: Overdue) {
-        let failure = overdue.failure(self.rank(missing.local_rank), missing.pid);
+        let others = self
+            .missing()
+            .into_iter()
+            .filter(|other| !other.is_survivor && other.local_rank != missing.local_rank);
+        let others: Vec<_> = others.map(|other| self.rank(other.local_rank)).collect();
+        let failure = overdue.failure(self.rank(missing.local_rank), missing.pid, &others);
         metrics::failure(failure.kind);
         self.job.report(failure.host(self.config.host.clone()));
     }

@@ -33,6 +33,8 @@ struct EndState {
     started: BTreeMap<Rank, u32>,
     /// The ranks whose process has been started and has not ended.
     running: BTreeSet<Rank>,
+    /// The ends of processes that the node has not handled yet, by the launcher's numbers.
+    new: Vec<(Rank, ProcessEnd)>,
     stopped: Option<Stop>,
 }
 
@@ -58,8 +60,15 @@ impl ProcessEnds {
     }
 
     /// The process with this number does not run any more.
-    pub(crate) fn runs_no_more(&self, number: Rank) {
-        self.state.lock().running.remove(&number);
+    pub(crate) fn runs_no_more(&self, number: Rank, end: ProcessEnd) {
+        let mut state = self.state.lock();
+        state.running.remove(&number);
+        state.new.push((number, end));
+    }
+
+    /// The ends that the node has to handle, once it knows which ranks these are.
+    pub(crate) fn take_new(&self) -> Vec<(Rank, ProcessEnd)> {
+        std::mem::take(&mut self.state.lock().new)
     }
 
     /// Whether any process runs that an agent has started and watches.
@@ -140,7 +149,7 @@ mod tests {
         assert!(!ends.any_runs(), "nobody would report its end");
         ends.expect(true);
         assert!(ends.any_runs());
-        ends.runs_no_more(Rank(4));
+        ends.runs_no_more(Rank(4), ProcessEnd::Code(0));
         assert!(!ends.any_runs());
     }
 

@@ -111,15 +111,21 @@ impl Start {
 }
 
 impl Overdue {
-    /// The failure of this rank. `pid` is that of its process, if it is known.
-    pub(crate) fn failure(self, rank: Rank, pid: Option<u32>) -> Failure {
+    /// The failure of this rank. `pid` is that of its process, if it is known, and `others` are
+    /// further new ranks of this node that have not come.
+    pub(crate) fn failure(self, rank: Rank, pid: Option<u32>, others: &[Rank]) -> Failure {
         let process = pid.map_or_else(String::new, |pid| format!("its process (pid {pid}) "));
         let state = pid.map_or("", state_of);
         let (kind, what, hint) = match self {
             Self::New(limit) => {
                 let seconds = limit.as_secs_f64();
                 let what = format!(
-                    "has not joined the job within {seconds:.1} s after the first rank did"
+                    "has not joined the job within {seconds:.1} s after the first rank did{}",
+                    match others {
+                        [] => String::new(),
+                        [other] => format!(", and neither has rank {other}"),
+                        _ => format!(", and neither have ranks {}", Rank::list(others.to_vec())),
+                    }
                 );
                 let hint = match pid {
                     Some(_) => {
@@ -232,13 +238,15 @@ mod tests {
     #[test]
     fn the_failure_says_what_is_known() {
         let new = Overdue::New(LIMITS.new);
-        let unknown = new.failure(Rank(3), None).to_string();
-        let text = "rank 3: has not joined the job within 30.0 s after the first rank did; see";
+        let unknown = new.failure(Rank(3), None, &[Rank(4), Rank(5)]).to_string();
+        let text = "rank 3: has not joined the job within 30.0 s after the first rank did, and \
+                    neither have ranks 4-5; see";
         assert!(unknown.starts_with(text), "{unknown}");
-        let known = new.failure(Rank(3), Some(std::process::id())).to_string();
+        let known = new.failure(Rank(3), Some(std::process::id()), &[Rank(4)]).to_string();
+        assert!(known.contains("neither has rank 4"), "{known}");
         assert!(known.contains("every rank must call init()"), "{known}");
         for late in [Overdue::Survivor(LIMITS.survivor), Overdue::Stopped(LIMITS.stopped)] {
-            assert!(late.failure(Rank(3), None).is_recoverable(), "{late:?}");
+            assert!(late.failure(Rank(3), None, &[]).is_recoverable(), "{late:?}");
         }
     }
 }

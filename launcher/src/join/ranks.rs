@@ -8,11 +8,12 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::SEE_OUTPUT;
-use gradwire_services::launch::ProcessEnd;
+use gradwire_proto::{Rank, SEE_OUTPUT};
+use gradwire_services::launch::{Notice, ProcessEnd, to_line};
 use rustix::process::Signal;
 use tokio::{
-    process::{Child, Command},
+    io::AsyncWriteExt,
+    process::{Child, ChildStdin, Command},
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
@@ -54,14 +55,18 @@ pub(super) async fn run(
         }
     };
     let grace = join.settings.launch.grace;
-    let mut pod = Pod { endings, signals, grace, ranks: Ranks::default(), code: None };
+    let (ranks, notices) = (Ranks::default(), daemon.stdin.take());
+    let mut pod = Pod { endings, signals, grace, ranks, notices, code: None };
     for local in 0..join.placement.slots {
-        if let Err(error) = pod.ranks.start(join, local, &job, program.as_os_str(), arguments) {
-            processes::kill_all(&BTreeSet::new(), Which::All).await;
-            return Err(error);
+        match pod.ranks.start(join, local, &job, program.as_os_str(), arguments) {
+            Ok((rank, pid)) => pod.notify(Notice::Started { rank, pid }).await,
+            Err(error) => {
+                processes::kill_all(&BTreeSet::new(), Which::All).await;
+                return Err(error);
+            }
         }
     }
-    pod.until_ended(&daemon).await;
+    pod.until_ended(&mut daemon).await;
     pod.await_daemon(&mut daemon).await;
     // Processes that ranks have left behind.
     processes::kill_all(&BTreeSet::new(), Which::All).await;
@@ -73,13 +78,25 @@ struct Pod {
     signals: Passed,
     grace: Duration,
     ranks: Ranks,
+    /// The daemon's standard input. It can't see by itself how ranks end, above all those that end
+    /// before they attach (TELL).
+    notices: Option<ChildStdin>,
     /// The exit code of the pod, once a rank has failed or a signal has ended it.
     code: Option<u8>,
 }
 
 impl Pod {
-    /// Waits for all ranks. After the first failure or a signal, the others end in time (WAIT).
-    async fn until_ended(&mut self, daemon: &Child) {
+    async fn notify(&mut self, notice: Notice) {
+        if let Some(daemon) = &mut self.notices {
+            // The end of a daemon is noticed elsewhere.
+            let _ = daemon.write_all(to_line(&notice).as_bytes()).await;
+        }
+    }
+
+    /// Waits for all ranks. After a signal or the first failure, perhaps of another pod, the others
+    /// end in time (WAIT).
+    async fn until_ended(&mut self, daemon: &mut Child) {
+        let (mut daemon_runs, mut has_failed) = (true, false);
         let mut reap = interval(REAP);
         reap.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // When the ranks are asked to end, and when they are killed.
@@ -88,10 +105,19 @@ impl Pod {
             tokio::select! {
                 Some(Ok((rank, end))) = self.ranks.ends.join_next() => {
                     self.ranks.alive.remove(&rank);
+                    self.notify(Notice::Ended { rank: Rank(rank), end }).await;
                     if !end.is_well() && self.code.is_none() {
                         let hint = if end.hint() == SEE_OUTPUT { "" } else { end.hint() };
                         print_line(CommandError::failed(format!("rank {rank} {end}")).hint(hint));
                         self.code = Some(end.exit_code());
+                        ask = Some(Instant::now() + REPORTING);
+                    }
+                }
+                ended = daemon.wait(), if daemon_runs => {
+                    daemon_runs = false;
+                    // It has said why. If it ended well, all ranks have left.
+                    has_failed = !ended.is_ok_and(|status| status.success());
+                    if has_failed && self.code.is_none() {
                         ask = Some(Instant::now() + REPORTING);
                     }
                 }
@@ -113,6 +139,11 @@ impl Pod {
                 }
                 () = at(ask), if ask.is_some() => {
                     (ask, kill) = (None, Some(Instant::now() + self.grace));
+                    if self.code.is_none() {
+                        let what = "the job has failed, so the ranks of this pod are ended";
+                        print_line(CommandError::failed(what));
+                        self.code = Some(1);
+                    }
                     self.ranks.signal(Signal::TERM);
                 }
                 () = at(kill), if kill.is_some() => {
@@ -124,6 +155,9 @@ impl Pod {
                     processes::reap_orphans(&own.collect());
                 }
             }
+        }
+        if has_failed {
+            self.code.get_or_insert(1);
         }
     }
 
@@ -165,7 +199,7 @@ impl Ranks {
         job: &str,
         program: &OsStr,
         arguments: &[OsString],
-    ) -> Result<(), CommandError> {
+    ) -> Result<(Rank, u32), CommandError> {
         let place = join.placement.beside(local);
         let own = std::env::current_exe().map_err(|error| CommandError::system(&error))?;
         let for_programs: BTreeMap<_, _> = join.for_programs_at(&place).into_iter().collect();
@@ -185,17 +219,19 @@ impl Ranks {
                 let what = format!("rank {} can't be started: {error}", place.rank);
                 CommandError::failed(what).hint(limits_hint(&error).unwrap_or_default())
             })?;
-        self.alive.extend(child.id().map(|pid| (place.rank, pid)));
+        // It has not been waited for yet.
+        let pid = child.id().unwrap_or_default();
+        self.alive.insert(place.rank, pid);
         self.ends.spawn(async move {
             let end = child.wait().await.map_or(ProcessEnd::Code(1), Into::into);
             (place.rank, end)
         });
-        Ok(())
+        Ok((Rank(place.rank), pid))
     }
 
     fn signal(&self, signal: Signal) {
         for pid in self.alive.values() {
-            processes::signal_group(*pid, signal);
+            processes::signal(*pid, signal);
         }
     }
 }

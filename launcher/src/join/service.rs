@@ -182,10 +182,11 @@ pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandErr
         }
     };
     set("GRADWIRE_ADDRESS", address.to_string());
+    // The other hosts compare them with the coordinator's.
+    set("GRADWIRE_NODES", placement.nodes.to_string());
+    set("GRADWIRE_RANKS", placement.size.to_string());
     if placement.node == 0 {
         set("GRADWIRE_COORDINATOR", HERE.to_owned());
-        set("GRADWIRE_NODES", placement.nodes.to_string());
-        set("GRADWIRE_RANKS", placement.size.to_string());
     }
     loop {
         let mut daemon = spawn(join, &variables)?;
@@ -224,7 +225,8 @@ fn spawn(join: &Join<'_>, variables: &HashMap<String, String>) -> Result<Child, 
         .args(["exec-child", "--gently", &std::process::id().to_string()])
         .arg(gradwired)
         .envs(variables)
-        .stdin(Stdio::null())
+        // From a pod it learns how ranks end.
+        .stdin(if join.placement.is_pod { Stdio::piped() } else { Stdio::null() })
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|error| CommandError::system(&error))
