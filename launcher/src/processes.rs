@@ -89,22 +89,37 @@ fn is_own(entry: &Stat, own: &BTreeSet<u32>) -> bool {
 }
 
 /// Asks all descendants to end and waits until none is alive or the grace period is over. `own` are
-/// our running children; each is asked with its process group. Orphans are asked one by one, once.
-/// Other descendants have a parent, which ends them.
+/// our running children. Each is asked as by [`ask`], and its whole group once the rank in it has
+/// ended. Orphans are asked one by one, once. Other descendants have a parent, which
+/// ends them.
 pub async fn ask_all_to_end(own: &BTreeSet<u32>, grace: Duration) {
     let deadline = Instant::now() + grace;
     let mut asked: BTreeSet<i32> = BTreeSet::new();
-    let groups: Vec<i32> = own.iter().filter_map(|pid| i32::try_from(*pid).ok()).collect();
-    asked.extend(descendants().iter().filter(|e| groups.contains(&e.pgrp)).map(|e| e.pid));
-    for group in groups.iter().filter_map(|group| Pid::from_raw(*group)) {
-        let _ = kill_process_group(group, Signal::TERM);
-    }
+    let groups = own.iter().filter_map(|pid| Pid::from_raw(i32::try_from(*pid).ok()?));
+    let members = descendants();
+    asked.extend(groups.clone().flat_map(|group| ask_ranks_of(group, &members, Signal::TERM)));
+    // The groups in which only a rank has been asked.
+    let mut groups: Vec<_> = groups
+        .filter(|group| {
+            let mut own = members.iter().filter(|member| member.pgrp == raw(*group));
+            own.any(|member| !asked.contains(&member.pid))
+        })
+        .collect();
     loop {
         reap_orphans(own);
         let alive: Vec<_> = descendants().into_iter().filter(is_alive).collect();
         if alive.is_empty() || Instant::now() >= deadline {
             return;
         }
+        groups.retain(|group| {
+            let of_group = |entry: &&Stat| entry.pgrp == raw(*group);
+            let has_rank = alive.iter().filter(of_group).any(|entry| asked.contains(&entry.pid));
+            if !has_rank {
+                let _ = kill_process_group(*group, Signal::TERM);
+                asked.extend(alive.iter().filter(of_group).map(|entry| entry.pid));
+            }
+            has_rank
+        });
         for orphan in alive.iter().filter(|e| e.ppid == me() && !is_own(e, own)) {
             if let (true, Some(pid)) = (asked.insert(orphan.pid), Pid::from_raw(orphan.pid)) {
                 let _ = kill_process(pid, Signal::TERM);
@@ -127,11 +142,57 @@ pub fn kill(pid: u32) {
     }
 }
 
-/// Sends a signal to the process group of a child that has not been reaped yet.
-pub fn signal_group(pid: u32, signal: Signal) {
-    if let Some(group) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _ = kill_process_group(group, signal);
+/// Sends a signal to a child that has not been reaped yet, which leads a process group.
+///
+/// If a member of the group has joined a job as a rank, only that one gets the signal. The children
+/// of a rank, such as the workers of a data loader, would disturb it by ending before it, and so
+/// would a script that has started it. Signals that stop and continue processes, those of
+/// terminals, and SIGKILL are for the whole group.
+pub fn signal(child: u32, signal: Signal) {
+    if let Some(group) = i32::try_from(child).ok().and_then(Pid::from_raw) {
+        ask(group, signal);
     }
+}
+
+/// The same for the process group of a child.
+pub fn ask(group: Pid, signal: Signal) {
+    let is_for_all =
+        matches!(signal, Signal::KILL | Signal::STOP | Signal::CONT | Signal::TSTP | Signal::WINCH);
+    if is_for_all {
+        let _ = kill_process_group(group, signal);
+    } else {
+        ask_ranks_of(group, &descendants(), signal);
+    }
+}
+
+/// Sends a signal to the ranks in a process group, or to all of its members if none is a rank.
+/// Returns those that got it.
+fn ask_ranks_of(group: Pid, descendants: &[Stat], signal: Signal) -> Vec<i32> {
+    let members = descendants.iter().filter(|it| it.pgrp == raw(group) && is_alive(it));
+    let members: Vec<i32> = members.map(|it| it.pid).collect();
+    let ranks: Vec<i32> = members.iter().copied().filter(|pid| is_rank(*pid)).collect();
+    for rank in ranks.iter().filter_map(|rank| Pid::from_raw(*rank)) {
+        let _ = kill_process(rank, signal);
+    }
+    if !ranks.is_empty() {
+        return ranks;
+    }
+    // A process that has just ended needs no signal.
+    let _ = kill_process_group(group, signal);
+    members
+}
+
+/// Whether a process has joined a job: it has mapped the page that it shares with its daemon. Its
+/// forked children have the page as well, but its name has the number of the rank's process.
+fn is_rank(pid: i32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let end = format!("-{pid}-control");
+    let mut pages = maps.lines().filter_map(|line| line.split_once("memfd:gradwire-"));
+    pages.any(|(_, name)| name.strip_suffix(" (deleted)").unwrap_or(name).ends_with(&end))
+}
+
+fn raw(pid: Pid) -> i32 {
+    pid.as_raw_nonzero().get()
 }
 
 /// Kills a process group, in a destructor, and waits until no member is alive: the system takes a

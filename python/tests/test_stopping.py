@@ -68,3 +68,47 @@ def test_a_second_signal_ends_the_process(job: Job) -> None:
     """
     done = job(text, ranks=1)
     assert done.returncode != 0 and "STILL THERE" not in done.stdout, done.stdout
+
+
+# The forked children of a rank, such as the workers of a data loader, and the script that has
+# started it don't handle the signal. They must not end before the rank.
+ASKED = """
+import os
+import signal
+import subprocess
+import sys
+import time
+
+if len(sys.argv) == 1:
+    # A script that starts the rank.
+    done = subprocess.call([sys.executable, sys.argv[0], "rank"])
+    print("SCRIPT", done, flush=True)
+    sys.exit(done)
+
+import gradwire as gw
+
+gw.init()
+child = os.fork()
+if child == 0:
+    time.sleep(250)
+    os._exit(0)
+step = 0
+while not gw.should_stop():
+    step += 1
+    if step == 5 and gw.rank() == 0:
+        launcher = os.getppid()
+        while "run" not in open(f"/proc/{launcher}/cmdline").read().split("\\0"):
+            launcher = int(open(f"/proc/{launcher}/stat").read().rsplit(")", 1)[1].split()[1])
+        os.kill(launcher, signal.SIGTERM)
+assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child has ended"
+time.sleep(1)
+gw.barrier()
+print("SAVED", gw.rank(), flush=True)
+os.kill(child, signal.SIGKILL)
+"""
+
+
+def test_a_checkpoint_is_written_before_others_end(job: Job) -> None:
+    done = job(ASKED, hosts="127.0.0.1:2,127.0.0.2:1")
+    assert done.returncode == 143, done.stdout
+    assert done.stdout.count("SAVED") == 3 and done.stdout.count("SCRIPT 0") == 3, done.stdout

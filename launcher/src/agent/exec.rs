@@ -7,18 +7,22 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{BufRead, BufReader, ErrorKind, Read},
-    os::unix::process::CommandExt,
+    os::{fd::IntoRawFd, unix::process::CommandExt},
     process::Command,
 };
 
 use gradwire_services::launch::STDERR;
 use rustix::{
     fs::fstat,
+    io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd},
     process::{Signal, getppid, set_parent_process_death_signal},
 };
 
 use super::binding;
 use crate::error::CommandError;
+
+/// The lowest number for a copy of standard error: programs don't expect descriptors there.
+const COPY: i32 = 100;
 
 /// Becomes `program`, which gets `signal` when the process `parent` dies. Returns only on an error.
 pub fn exec_child(
@@ -40,7 +44,8 @@ pub fn exec_child(
     }
     let mut command = Command::new(program);
     if let Ok(pipe) = fstat(std::io::stderr()) {
-        command.env(STDERR, format!("{}:{}", pipe.st_dev, pipe.st_ino));
+        let number = copy_of_stderr().map(|copy| format!(":{copy}")).unwrap_or_default();
+        command.env(STDERR, format!("{}:{}{number}", pipe.st_dev, pipe.st_ino));
     }
     let error = command.args(args).exec();
     let why = match interpreter(program) {
@@ -52,6 +57,14 @@ pub fn exec_child(
     let mut failed = CommandError::failed(format!("can't run {}: {why}", program.display()));
     failed.code = 126;
     failed
+}
+
+/// A copy of standard error that the program inherits: what it says to the agent arrives even if a
+/// script redirects its standard error to a file.
+fn copy_of_stderr() -> Option<i32> {
+    let copy = fcntl_dupfd_cloexec(std::io::stderr(), COPY).ok()?;
+    fcntl_setfd(&copy, FdFlags::empty()).ok()?;
+    Some(copy.into_raw_fd())
 }
 
 /// The interpreter in the first line of a script, with an invisible carriage return if it has one.

@@ -381,7 +381,7 @@ impl Agent {
 
     fn signal(&self, role: Role, signal: Signal) {
         if let Some(pid) = self.alive.get(&role) {
-            processes::signal_group(*pid, signal);
+            processes::signal(*pid, signal);
         }
     }
 

@@ -1,5 +1,6 @@
-//! Signals for the ranks of a host. Each reaches the process group of each rank, as with srun and
-//! mpirun.
+//! Signals for the ranks of a host. Each reaches the process that has joined the job; signals of a
+//! terminal reach the whole process group of the rank, as with srun and mpirun
+//! ([`processes::ask`]).
 //!
 //! After SIGTSTP, the daemon is suspended too, once all ranks here are: a daemon that runs would
 //! take suspended ranks for dead. Ranks that handle the signal and go on still need it. A host
@@ -13,7 +14,9 @@ use std::{
 
 use gradwire_services::launch::Role;
 use procfs::process::Process;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::processes;
 
 /// The interval at which an agent looks whether its ranks are suspended.
 pub const LOOK: Duration = Duration::from_millis(20);
@@ -43,8 +46,7 @@ impl Suspended {
             signal_daemon(signal, alive);
         }
         for group in ranks(alive) {
-            // A rank that has just ended needs no signal.
-            let _ = kill_process_group(group, signal);
+            processes::ask(group, signal);
         }
         match signal {
             Signal::CONT => Self::Nothing,

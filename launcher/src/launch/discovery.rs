@@ -62,7 +62,7 @@ impl Script {
         };
         let done = timeout(LIMIT, work).await;
         // What it has started is not needed any more.
-        processes::signal_group(pid, Signal::KILL);
+        processes::signal(pid, Signal::KILL);
         let Ok((status, out, err)) = done else {
             return Err(named(format!("does not end within {} s", LIMIT.as_secs())));
         };
