@@ -374,7 +374,9 @@ def job_store(store: Any) -> Any:
     """Returns the part of a store for the next job, apart from the keys of earlier jobs."""
     from torch.distributed.distributed_c10d import PrefixStore
 
-    return PrefixStore(f"gradwire/{next(_jobs)}", store)
+    # Torchrun may start all of its processes again with the same store.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"gradwire/{attempt}/{next(_jobs)}", store)
 
 
 def set_variables(job: dict[str, str], name: str, local_rank: int) -> None:
@@ -492,10 +494,7 @@ def _store() -> _answers.Store:
             raise
         except RuntimeError as error:
             raise _roll.taken(host, port, error, hosts) from None
-        # Torchrun may restart all of its processes with the same store.
-        _torchrun_store = PrefixStore(
-            f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
-        )
+        _torchrun_store = PrefixStore("gradwire", store)
     _torchrun_store.set_timeout(within)
     return _answers.Store(job_store(_torchrun_store), answers)
 

@@ -104,7 +104,9 @@ print(f"RANK {place} sum {total[0]}", flush=True)
 """
 
 
-def torchrun(program: str, tmp_path: Path, ranks: int) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    program: str, tmp_path: Path, ranks: int, *options: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a program on ranks of one node under torchrun."""
     pytest.importorskip("torch")
     path = tmp_path / "program.py"
@@ -116,6 +118,7 @@ def torchrun(program: str, tmp_path: Path, ranks: int) -> subprocess.CompletedPr
         "--standalone",
         "--nproc-per-node",
         str(ranks),
+        *options,
     ]
     # The ranks share one pipe. Without a buffer, Python would write lines in parts, mixed with
     # those of other ranks.

@@ -22,6 +22,27 @@ def test_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_torchrun_starts_a_process_group_again(tmp_path: Path) -> None:
+    """All attempts have the same store."""
+    program = """
+import os
+import torch
+import torch.distributed as dist
+import gradwire.torch
+
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+dist.init_process_group("gradwire")
+dist.all_reduce(torch.ones(3))
+if attempt == "0" and dist.get_rank() == 1:
+    os.kill(os.getpid(), 9)
+dist.all_reduce(torch.ones(3))
+print(f"DONE {attempt}", flush=True)
+"""
+    done = torchrun(program, tmp_path, 3, "--max-restarts=1")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("DONE 1") == 3 and "DONE 0" not in done.stdout, done.stdout
+
+
 # The exiting rank, how it exits, and the other ranks' error.
 TORCHRUN_ENDS = [
     (0, "os._exit(3)", "ended without leaving"),
