@@ -6,6 +6,7 @@ import importlib.util
 import operator
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from gradwire._programs import find
 
 # How the launcher begins the line with its own error.
 _ERROR = "error: "
+# What the launcher reports of the rank at fault.
+_AT_FAULT = re.compile(r"gradwire: (?:the job failed: )?(rank (\d+) on host .*)")
 
 
 def run(
@@ -141,20 +144,22 @@ def run(
             errors="replace",
         ) as job:
             assert job.stdout is not None
-            why = ""
+            why, at_fault = "", None
             try:
                 # sys.stdout, because in a notebook it differs from the process's stdout.
                 for line in job.stdout:
                     sys.stdout.write(line)
                     if line.startswith(_ERROR):
                         why = line.removeprefix(_ERROR).strip()
+                    elif (report := _AT_FAULT.match(line)) is not None:
+                        why, at_fault = report[1], int(report[2])
                 code = job.wait()
             except BaseException:
                 # A notebook interrupts only this process; the launcher ends its ranks (CLEAN).
                 job.terminate()
                 job.communicate()
                 raise
-        return _results(folder, None if is_elastic else np, code, why)
+        return _results(folder, None if is_elastic else np, code, why, at_fault)
 
 
 def _name_of(number: str | int | None) -> str | None:
@@ -196,10 +201,13 @@ def _checked(func: Any, args: Any, np: Any) -> int:
     return ranks
 
 
-def _results(folder: Path, size: int | None, code: int, why: str) -> list[Any]:
+def _results(
+    folder: Path, size: int | None, code: int, why: str, at_fault: int | None
+) -> list[Any]:
     """Returns the results of all ranks, or those that an elastic job (``size`` is None) has.
 
-    ``why`` is the error of the launcher, if it has printed one.
+    ``why`` is the error of the launcher, if it has printed one, and ``at_fault`` the rank that it
+    names.
     """
     if size is None and code == 0:
         found = [pickle.loads(path.read_bytes()) for path in folder.glob("result.*")]
@@ -220,11 +228,15 @@ def _results(folder: Path, size: int | None, code: int, why: str) -> list[Any]:
     files = [folder / f"result.{rank}" for rank in range(size or 0)]
     missing = [rank for rank, path in enumerate(files) if not path.exists()]
     if code != 0 or missing:
-        who = f"rank {missing[0]}" if len(missing) == 1 else f"{len(missing)} ranks"
-        why = why or "see the output above"
-        text = f"{who} of the job returned no result; {why} (exit code {code})"
-        first = missing[0] if len(missing) == 1 else None
-        raise Cancelled(text, kind="cancelled", rank=first)
+        why = f"{why or 'see the output above'} (exit code {code})"
+        if len(missing) == 1:
+            text = f"rank {missing[0]} of the job returned no result; {why}"
+            at_fault = missing[0] if at_fault is None else at_fault
+        elif missing:
+            text = f"{len(missing)} ranks of the job returned no result; {why}"
+        else:
+            text = f"the job failed; {why}"
+        raise Cancelled(text, kind="cancelled", rank=at_fault)
     return [pickle.loads(path.read_bytes())[1] for path in files]
 
 

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from functions import dies, exits, horovods_variables, raises, shares
+from functions import dies, ends_badly, exits, horovods_variables, raises, shares
 from launching import LAUNCHER, LIMIT, PLACES, Job, remains, running, torchrun, until
 
 import gradwire
@@ -51,6 +51,13 @@ def test_a_function_that_ends_its_process(how: str, says: str) -> None:
     with pytest.raises(gradwire.Cancelled, match=says) as caught:
         gradwire.run(exits, (how,), np=2)
     assert caught.value.rank == 1 and "result" in str(caught.value), caught.value
+
+
+def test_a_function_whose_process_fails_later() -> None:
+    says = r"the job failed; rank 1 on host localhost .* ended with exit code 9"
+    with pytest.raises(gradwire.Cancelled, match=says) as caught:
+        gradwire.run(ends_badly, np=2)
+    assert caught.value.rank == 1, caught.value
 
 
 def test_a_killed_caller_leaves_no_job(tmp_path: Path) -> None:
