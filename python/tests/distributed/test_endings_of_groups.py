@@ -113,3 +113,21 @@ dist.all_reduce(torch.ones(3))
     )
     assert done.returncode == 3 and "ended with exit code 3" in done.stdout, done.stdout
     assert " has waited " not in done.stdout, done.stdout
+
+
+def test_a_rank_with_fewer_backward_passes_is_named(job: Job) -> None:
+    """PyTorch wraps the error in one of its own. The ranks that raise it are not at fault."""
+    done = job(
+        START
+        + """
+rank = start()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+for _ in range(5 if rank == 1 else 6):
+    model(torch.ones(3, 4)).sum().backward()
+""",
+        ranks=3,
+    )
+    lines = done.stdout.splitlines()
+    [report] = [line for line in lines if line.startswith("gradwire: the job failed: ")]
+    assert "rank 1 " in report and "has left the job" in report, done.stdout
+    assert done.returncode != 0, done.stdout

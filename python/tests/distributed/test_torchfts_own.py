@@ -1,7 +1,7 @@
 """torchft's own tests of process groups, which are in its wheel, over Gradwire's.
 
-Those of a group with several ranks have each rank in a process of its own, as torchft's for Gloo
-do: a process is a rank of one job. What they expect of the text of an error is Gloo's.
+In a group with several ranks, each rank has a process of its own, as in torchft's tests of Gloo: a
+process is a rank of one job. The tests expect Gloo's error texts, which are replaced.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TestThreeReplicas(own.MultiPgBaseTest):  # type: ignore[misc, name-defined
                 self._run_parallel(collective)
 
     def test_collectives_outlive_a_lost_replica(self) -> None:
-        # Of a send between two others the third is no part for Gloo, but its loss ends the group.
+        # The loss of a third rank doesn't disturb a send over Gloo, but it ends our group.
         for collective in ("allreduce", "alltoall_base", "barrier"):
             with self.subTest(collective):
                 self._run_with_resiliency(collective)

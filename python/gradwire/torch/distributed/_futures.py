@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from gradwire import _quiet
+from gradwire import _native, _quiet, _uncaught
 from gradwire.torch.distributed import _threads
 from gradwire.torch.distributed._numbering import Line, Members, Place, here
 
@@ -38,12 +38,34 @@ class Failed:
         self.error = error
 
 
+# The last error that a future has raised: its text, and the failure.
+_raised: tuple[str, _native.Failure] | None = None
+
+
 def unwrap(future: torch.futures.Future[Any]) -> Any:
     """Returns the value of a future, or raises its error."""
+    global _raised
     value = future.value()
     if isinstance(value, Failed):
+        failure = getattr(value.error, "_failure", None)
+        if failure is not None:
+            _raised = (str(value.error), failure)
         raise value.error
     return value
+
+
+def _cause(error: BaseException) -> _native.Failure | None:
+    """Returns the failure behind an uncaught exception, for the other ranks (TELL).
+
+    PyTorch's C++ code, such as DDP's, raises a ``RuntimeError`` with the text of a future's error.
+    """
+    if _raised is None or type(error) is not RuntimeError:
+        return None
+    text, failure = _raised
+    return failure if text in str(error) else None
+
+
+_uncaught.causes.append(_cause)
 
 
 class _Known:
