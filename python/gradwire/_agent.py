@@ -43,13 +43,17 @@ def forms_another_job() -> None:
 
 
 def _tell(line: bytes) -> None:
-    """Writes a line to the agent, which names the pipe that it reads.
+    """Writes a line to the agent, which names the pipe that it reads and a copy of its descriptor.
 
-    This process may write to a file or to another pipe.
+    Standard error may be a file or another pipe.
     """
-    pipe = os.environ.get(_STDERR)
-    with contextlib.suppress(OSError, ValueError):
-        about = os.fstat(2)
-        if pipe == f"{about.st_dev}:{about.st_ino}" and sys.__stderr__ is not None:
-            sys.__stderr__.flush()
-            os.write(2, line)
+    device, _, rest = os.environ.get(_STDERR, "").partition(":")
+    inode, _, copy = rest.partition(":")
+    for number in ("2", copy):
+        with contextlib.suppress(OSError, ValueError):
+            about = os.fstat(int(number))
+            if (device, inode) == (str(about.st_dev), str(about.st_ino)):
+                if number == "2" and sys.__stderr__ is not None:
+                    sys.__stderr__.flush()
+                os.write(int(number), line)
+                return

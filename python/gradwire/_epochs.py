@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gradwire import _staging, _world
+from gradwire import _agent, _native, _staging, _world
 
 
 class Rejoined(NamedTuple):
@@ -48,8 +48,11 @@ def on_change(callback: Callable[[], object]) -> None:
         _callbacks.append(known)
 
 
-def rejoin() -> Rejoined:
+def rejoin(loss: _native.Failure | None = None) -> Rejoined:
     """Leaves this epoch, waits for the next one that includes this rank, and joins it.
+
+    Args:
+        loss: The failure that has ended this epoch for this rank; None for a wanted change.
 
     Returns:
         What has changed.
@@ -59,6 +62,9 @@ def rejoin() -> Rejoined:
         GradwireError: There is no further epoch, or it does not begin in time.
     """
     session = _world.session()
+    # If no further epoch forms, the launcher says for which call this rank waited.
+    if loss is not None:
+        _agent.is_consequence(loss.fields())
     # Copies to the memory of operations that are about to end.
     _staging.end_epoch()
     rejoined = Rejoined(*session.rejoin())

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, TypeVar
 
-from gradwire import _agent, _epochs, _world
+from gradwire import _epochs, _native, _world
 from gradwire._errors import GradwireError, PeerLost
 from gradwire._objects import allgather_object, broadcast_object
 from gradwire._world import is_elastic
@@ -357,6 +357,7 @@ def run_fn(
             return result
         skip_sync = changed = False
         while True:
+            loss: _native.Failure | None = None
             try:
                 if changed:
                     state.on_reset()
@@ -369,13 +370,10 @@ def run_fn(
             except GradwireError as error:
                 if not error.recoverable:
                     raise
-                lost, skip_sync = True, False
-                # If no further epoch forms, the launcher says for which call this rank waited.
-                if error._failure is not None:
-                    _agent.is_consequence(error._failure.fields())
+                lost, loss, skip_sync = True, error._failure, False
             except HostsUpdatedInterrupt as change:
                 lost, skip_sync = False, change.skip_sync
-            rejoined = _epochs.rejoin()
+            rejoined = _epochs.rejoin(loss)
             changed, skip_sync = True, skip_sync and not rejoined.newcomers
             if reset is not None:
                 reset()

@@ -60,6 +60,37 @@ def test_a_rank_that_leaves_a_training_is_reported(job: Job) -> None:
     assert "submitted at " in headline and "in train" in headline, headline
 
 
+NEWCOMER = """
+    import os, time
+    if os.environ["GRADWIRE_WORKER"] == "2":
+        # As a script that redirects it. The launcher hears of this rank all the same.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    import gradwire as gw, numpy as np
+    from gradwire import elastic
+
+    gw.init()
+
+    @elastic.run
+    def train(state):
+        while state.step < 10 or gw.size() < 2 and state.step < 3000:
+            if state.step == 5 and os.environ["GRADWIRE_WORKER"] == "1":
+                os.kill(os.getpid(), 9)
+            gw.allreduce(np.ones(10, np.float32), name="gradients")
+            time.sleep(0.005)
+            state.step += 1
+            state.commit()
+        print("END", gw.size(), flush=True)
+
+    train(elastic.ObjectState(step=0))
+"""
+
+
+def test_a_newcomer_whose_errors_go_elsewhere_joins(job: Job) -> None:
+    done = job(NEWCOMER, hosts="127.0.0.1:3", options=["-np", "2", "--min-np", "1"])
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("END 2") == 2, done.stdout
+
+
 def test_a_death_behind_a_child_is_noticed(tmp_path: Path) -> None:
     """Without `gradwire run` nobody says that a rank has ended, and its child has its socket."""
     program = tmp_path / "program.py"

@@ -72,7 +72,8 @@ impl Session {
     /// include this process, which the launcher then ends.
     ///
     /// Returns false if that can't be: the job is not elastic or has ended, or the launcher can't
-    /// be told, because standard error is not the pipe that it made.
+    /// be told, because standard error is not the pipe that it made, and no copy of that is
+    /// left.
     pub fn ask_to_leave(&self) -> bool {
         let Some(elastic) = self.elastic() else { return false };
         if elastic.closed.load(SeqCst)

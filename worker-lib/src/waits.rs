@@ -8,8 +8,13 @@
 //! WAIT: the search ends at a deadline, when the session is shut down, or when it is cancelled.
 
 use std::{
-    io, mem,
-    os::fd::AsFd,
+    fs::File,
+    io::{self, Write},
+    mem,
+    os::{
+        fd::AsFd,
+        unix::fs::{MetadataExt, OpenOptionsExt},
+    },
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -17,6 +22,7 @@ use std::{
 
 use gradwire_proto::{Epoch, Failure, FailureKind};
 use gradwire_shm::control::WorkerControl;
+use rustix::fs::{OFlags, fcntl_setfl};
 
 use crate::{
     error::{GradwireError, Result},
@@ -233,10 +239,28 @@ pub(crate) fn tell_that_it_leaves(pipe: &str) -> bool {
     say(pipe, LEAVES)
 }
 
-/// Writes a line for the agent, if standard error is its pipe: it may go elsewhere.
+/// Writes a line for the agent. `pipe` names its pipe, as `DEVICE:INODE` or with a descriptor that
+/// is a copy: `DEVICE:INODE:NUMBER`. Standard error may go elsewhere.
 fn say(pipe: &str, line: &[u8]) -> bool {
+    let is_pipe = |about: io::Result<(u64, u64)>| {
+        about.is_ok_and(|(device, inode)| {
+            let own = format!("{device}:{inode}");
+            pipe.strip_prefix(&own).is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+        })
+    };
     let stderr = io::stderr();
-    let is_pipe = rustix::fs::fstat(&stderr)
-        .is_ok_and(|about| pipe == format!("{}:{}", about.st_dev, about.st_ino));
-    is_pipe && rustix::io::write(&stderr, line).is_ok()
+    let about = rustix::fs::fstat(&stderr).map(|about| (about.st_dev, about.st_ino));
+    if is_pipe(about.map_err(Into::into)) {
+        return rustix::io::write(&stderr, line).is_ok();
+    }
+    // Without unsafe code, a number is opened by its name. That would wait for a reader.
+    let Some(number) = pipe.splitn(3, ':').nth(2) else { return false };
+    let at_once = OFlags::NONBLOCK.bits().cast_signed();
+    let mut options = File::options();
+    let copy = options.write(true).custom_flags(at_once).open(format!("/proc/self/fd/{number}"));
+    copy.is_ok_and(|mut copy| {
+        let about = copy.metadata().map(|about| (about.dev(), about.ino()));
+        let is_it = is_pipe(about) && fcntl_setfl(&copy, OFlags::empty()).is_ok();
+        is_it && copy.write_all(line).is_ok()
+    })
 }

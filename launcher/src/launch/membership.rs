@@ -14,8 +14,8 @@ use super::{
     plan::{Node, count},
 };
 
-/// A newcomer that has not said that it waits counts as ready after this time.
-const READY: Duration = Duration::from_secs(10);
+/// A newcomer that is ready waits at most this long for others that were started with it.
+const TOGETHER: Duration = Duration::from_secs(10);
 
 /// A change that waits for the next epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -151,7 +151,7 @@ struct Worker {
     slot: usize,
     agent: usize,
     born: Duration,
-    /// It waits for the next epoch.
+    /// It has said that it waits for the next epoch.
     ready: bool,
     /// It was asked to leave.
     leaves: bool,
@@ -240,15 +240,16 @@ impl Membership {
         }
     }
 
-    fn is_ready(worker: &Worker, now: Duration) -> bool {
-        worker.ready || now >= worker.born + READY
-    }
-
     /// A worker has said that it waits for an epoch.
     pub fn waits(&mut self, worker: u32) {
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.ready = true;
         }
+    }
+
+    /// Whether a worker has said that it waits for an epoch.
+    pub fn is_waiting(&self, worker: u32) -> bool {
+        self.workers.get(&worker).is_some_and(|worker| worker.ready)
     }
 
     /// A worker has ended. Returns the time for which its slot is quarantined, if it is at fault.
@@ -320,6 +321,15 @@ impl Membership {
             self.agent_ended(*agent, now);
         }
         silent
+    }
+
+    /// Newcomers, with their agents, that have not said within the time limit that they wait. They
+    /// hang before they join, and occupy slots.
+    pub fn overdue(&self, now: Duration) -> Vec<(usize, u32)> {
+        let limit = self.rules.timeout;
+        let is_late = |it: &Worker| it.rank.is_none() && !it.ready && now >= it.born + limit;
+        let late = self.workers.iter().filter(|(_, it)| is_late(it));
+        late.map(|(id, it)| (it.agent, *id)).collect()
     }
 
     /// Takes a new list of hosts. A host keeps its place and its quarantine.
@@ -409,10 +419,12 @@ impl Membership {
         wanted.saturating_sub(self.workers.values().filter(|it| !self.leaves(it)).count())
     }
 
-    /// When [`Self::fill`], [`Self::silent`] or [`Self::pending`] may have another result.
+    /// When [`Self::fill`], [`Self::silent`], [`Self::overdue`] or [`Self::pending`] may have
+    /// another result.
     pub fn wakeup(&self, now: Duration) -> Option<Duration> {
-        let ready = self.workers.values().filter(|it| !it.ready && it.rank.is_none());
-        let ready = ready.map(|worker| worker.born + READY);
+        let starting = self.workers.values().filter(|it| !it.ready && it.rank.is_none());
+        let starting =
+            starting.flat_map(|it| [TOGETHER, self.rules.timeout].map(|at| it.born + at));
         let is_missing = self.missing() > 0;
         let places = self.places.iter().filter(|place| place.listed);
         let free = places.flat_map(|place| {
@@ -424,7 +436,7 @@ impl Membership {
             let slots = slots.map(|slot| slot.faults.until.max(place.faults.until));
             slots.chain(place.is_server().then_some(place.faults.until)).chain(called)
         });
-        ready.chain(free).filter(|at| *at > now).min()
+        starting.chain(free).filter(|at| *at > now).min()
     }
 
     /// What the next epoch would change if it were formed now. Newcomers that start together join
@@ -434,33 +446,28 @@ impl Membership {
             self.workers.values().partition(|it| it.rank.is_some());
         let removed = members.iter().any(|it| self.leaves(it));
         let newcomers = newcomers.into_iter().filter(|it| !self.leaves(it));
-        let (ready, starting): (Vec<_>, Vec<_>) = newcomers.partition(|it| Self::is_ready(it, now));
+        let (ready, starting): (Vec<_>, Vec<_>) = newcomers.partition(|it| it.ready);
         let room = self.rules.max.saturating_sub(self.survivors()) as usize;
-        let added = room > 0 && !ready.is_empty() && (starting.is_empty() || ready.len() >= room);
+        let awaits = starting.iter().any(|it| now < it.born + TOGETHER);
+        let added = room > 0 && !ready.is_empty() && (!awaits || ready.len() >= room);
         Change { added, removed }
     }
 
     /// The nodes of the next epoch: all survivors that do not leave, then newcomers that are ready.
-    /// If these are too few, newcomers that are not ready count, too.
+    /// A newcomer that still starts would keep the others waiting.
     ///
     /// Nodes are in the order of their survivors' lowest ranks, and those without survivors follow,
     /// so that rank 0 has the state of the job. Survivors of a node keep their order, newcomers
     /// follow by id. Servers come last.
-    pub fn next(&self, now: Duration) -> Vec<Node> {
+    pub fn next(&self) -> Vec<Node> {
         let here = |it: &Worker| self.places[it.place].agent == Agent::Here(it.agent);
         let mut chosen: Vec<(u32, &Worker)> =
             self.workers.iter().map(|(id, it)| (*id, it)).collect();
-        chosen.retain(|(_, it)| here(it) && !self.leaves(it));
-        let class = |it: &Worker| match it.rank {
-            Some(_) => 0,
-            None if Self::is_ready(it, now) => 1,
-            None => 2,
-        };
+        let is_ready = |it: &Worker| it.rank.is_some() || it.ready;
+        chosen.retain(|(_, it)| here(it) && !self.leaves(it) && is_ready(it));
         // Ids grow, so newcomers are in order.
-        chosen.sort_by_key(|(id, it)| (class(it), it.rank.unwrap_or(*id)));
-        let ready = chosen.iter().filter(|(_, it)| class(it) < 2).count();
-        chosen.truncate(ready.max(self.rules.min as usize).min(self.rules.max as usize));
         chosen.sort_by_key(|(id, it)| (it.rank.is_none(), it.rank.unwrap_or(*id)));
+        chosen.truncate(self.rules.max as usize);
         let mut nodes: Vec<(u32, usize, Vec<u32>)> = Vec::new();
         for (id, it) in chosen {
             match nodes.iter_mut().find(|(_, place, _)| *place == it.place) {

@@ -172,7 +172,8 @@ class Voting(Wrapped):
 
     def _rejoin(self) -> bool | None:
         """Joins the next epoch; returns the outcome of an interrupted vote."""
-        rejoined = _epochs.rejoin()
+        lost = self._losses.lost
+        rejoined = _epochs.rejoin(None if lost is None else lost._failure)
         self._losses.begin_epoch()
         self._changed = True
         return rejoined.vote

@@ -25,6 +25,7 @@ impl Job {
             self.say(format!("host {host} does not answer; it is tried again later"));
             self.order(agent, Order::Stop { grace_ms: 0, why: "it answered too late".to_owned() });
         }
+        self.end_overdue(now);
         let next_agent = self.hosts.len();
         let requests = self.epochs.as_mut().map(|it| it.members.fill(next_agent, now));
         for request in requests.unwrap_or_default() {
@@ -41,6 +42,22 @@ impl Job {
             }
         }
         self.announce(now);
+    }
+
+    /// Ends newcomers that hang before they join.
+    fn end_overdue(&mut self, now: Duration) {
+        let Some(epochs) = &self.epochs else { return };
+        let limit = epochs.members.rules().timeout.as_secs_f64();
+        let mut overdue = epochs.members.overdue(now);
+        overdue.retain(|one| self.process_of(*one).is_none_or(|process| !process.killed));
+        for (agent, worker) in overdue {
+            let host = self.host(agent);
+            self.say(format!(
+                "rank {worker} on host {host} has not called init() within {limit:.0} s \
+                 (--elastic-timeout), and is ended"
+            ));
+            self.kill((agent, Role::Rank(worker)));
+        }
     }
 
     /// Tells the daemons of a running epoch of a change. Their ranks leave at their next commit.

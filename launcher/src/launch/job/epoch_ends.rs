@@ -2,7 +2,8 @@
 //!
 //! A loss ends the epoch and not the job as long as the limits allow another one. Whoever is at
 //! fault is ended first, then the daemons, and a host that doesn't end its processes is given up.
-//! A host that other hosts don't reach is left out for some time, as it would end every epoch.
+//! A host that other hosts don't reach, or whose daemon can't start, is left out for some time, as
+//! it would end every epoch.
 
 use std::time::Duration;
 
@@ -22,6 +23,9 @@ use crate::launch::{
 /// How long a process that the daemons blame may take to end by itself: how it ends is the cause.
 const BLAMED: Duration = Duration::from_millis(500);
 
+/// The same for a rank that has said that it is ending: it may have much to clean up.
+const GAVE_UP: Duration = Duration::from_secs(5);
+
 /// How long the daemons of a failed epoch may take to end by themselves.
 const DAEMONS: Duration = Duration::from_secs(2);
 
@@ -33,6 +37,10 @@ const LASTING: Duration = Duration::from_secs(5);
 
 /// The same for an epoch that did not reach the same host as the one before.
 const REACHED: Duration = Duration::from_secs(60);
+
+/// How many epochs in a row may fail because the daemon of one host does not start: a port that an
+/// earlier daemon had may be taken for a moment.
+const STARTS: u32 = 4;
 
 /// The first and the longest pause between epochs that do not last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -206,16 +214,23 @@ impl Job {
     /// Ends an epoch that has failed.
     pub(super) fn end_epoch(&mut self, now: Duration) {
         let (why, at) = report::loss(&self.causes, self.failure(), now);
-        let (only_daemons, unreached) = (self.only_daemons_lost(), self.unreached());
+        let only_daemons = self.only_daemons_lost();
+        let without_daemon = self.without_daemon();
+        let unusable = without_daemon.or_else(|| self.unreached());
+        // Not all ranks have joined it in time.
+        let is_incomplete = self
+            .failure()
+            .is_some_and(|failure| failure.kind == FailureKind::Timeout && failure.rank.is_some());
+        let gave_up = self.failure().is_some_and(|failure| failure.details.gave_up);
         let Some(epochs) = &mut self.epochs else { return };
         epochs.restarts += u32::from(only_daemons);
         (epochs.why, epochs.ended, epochs.is_change) = (format!("after {why}"), at, false);
         epochs.force = Force::None;
         // It takes a while until a host is given up that others don't reach.
-        let is_known = |agent| epochs.unreached == unreached || epochs.members.was_left_out(agent);
-        let is_unreached_again = unreached.is_some_and(is_known);
-        let lasting = if is_unreached_again { REACHED } else { LASTING };
-        let lasted = now.saturating_sub(epochs.began) >= lasting;
+        let is_known = |agent| epochs.unusable == unusable || epochs.members.was_left_out(agent);
+        let is_unusable_again = unusable.is_some_and(is_known);
+        let lasting = if is_unusable_again { REACHED } else { LASTING };
+        let lasted = !is_incomplete && now.saturating_sub(epochs.began) >= lasting;
         let (since, short) = match epochs.trouble {
             Some((since, short)) if !lasted => (since, short + 1),
             _ => (now, 0),
@@ -223,11 +238,26 @@ impl Job {
         epochs.trouble = Some((since, short));
         let pause = PAUSES.0.saturating_mul(1 << short.min(16)).min(PAUSES.1);
         epochs.not_before = if short == 0 { now } else { now + pause };
-        epochs.unreached = unreached;
+        epochs.unusable = unusable;
         self.phase = Phase::Ending;
-        self.deadline = Some(now + BLAMED);
-        if let Some(agent) = unreached.filter(|_| is_unreached_again && !lasted) {
+        self.deadline = Some(now + if gave_up { GAVE_UP } else { BLAMED });
+        let is_enough = without_daemon.is_none() || short >= STARTS;
+        if let Some(agent) = unusable.filter(|_| is_unusable_again && !lasted && is_enough) {
             self.leave_out(agent, now);
+        }
+    }
+
+    /// The host whose daemon has ended by itself before it served: an address of the host is gone,
+    /// or the system refuses the daemon something.
+    fn without_daemon(&self) -> Option<usize> {
+        let mut ended = self.processes.iter().filter(|((agent, role), process)| {
+            let by_itself = matches!(process.ended, Some(ProcessEnd::Code(1..)));
+            let has_served = self.hosts[*agent].metrics.is_some();
+            *role == Role::Daemon && by_itself && !has_served && !process.dismissed
+        });
+        match (ended.next(), ended.next()) {
+            (Some(((agent, _), _)), None) => Some(*agent),
+            _ => None,
         }
     }
 
@@ -267,13 +297,16 @@ impl Job {
         let Some(epochs) = &mut self.epochs else { return };
         let Some(time) = epochs.members.leave_out(agent, now) else { return };
         let host = self.host(agent).to_owned();
-        self.say(format!(
-            "host {host} is left out for {} s: the launcher reaches it, but it and the daemons of \
-             other hosts don't reach each other",
-            time.as_secs()
-        ));
+        let why = match self.without_daemon() {
+            Some(_) => "its daemon can't start",
+            None => {
+                "the launcher reaches it, but it and the daemons of other hosts don't reach each \
+                 other"
+            }
+        };
+        self.say(format!("host {host} is left out for {} s: {why}", time.as_secs()));
         let grace_ms = u64::try_from(self.limits.grace.as_millis()).unwrap_or(u64::MAX);
-        let why = "the other hosts of the job are out of reach".to_owned();
+        let why = "the host can't take part in the job".to_owned();
         self.order(agent, Order::Stop { grace_ms, why });
         self.hosts[agent].stopped = true;
         self.agent_lost(agent, now);

@@ -28,8 +28,9 @@ pub(super) struct Epochs {
     pub(super) force: Force,
     /// Since when no epoch has lasted, and how many have not.
     pub(super) trouble: Option<(Duration, u32)>,
-    /// The agent of the host that the last epoch did not reach, although the launcher does.
-    pub(super) unreached: Option<usize>,
+    /// The agent of the host that ended the last epoch: its daemon did not start, or other daemons
+    /// did not reach it, although the launcher does.
+    pub(super) unusable: Option<usize>,
     /// The next epoch forms at this time, or later.
     pub(super) not_before: Duration,
     /// The user has been told what the job waits for.
@@ -81,7 +82,7 @@ impl Epochs {
             goes_on: false,
             force: Force::None,
             trouble: None,
-            unreached: None,
+            unusable: None,
             not_before: Duration::ZERO,
             has_told: false,
             announced: Change::default(),

@@ -133,6 +133,7 @@ impl Job {
 
     /// Forms the next epoch if there are enough members.
     pub(super) fn form_if_enough(&mut self, now: Duration) {
+        let is_open = self.is_about_to_end();
         let Some(epochs) = &mut self.epochs else { return };
         if epochs.finished.is_some() {
             return self.finish(now);
@@ -140,7 +141,7 @@ impl Job {
         if epochs.members.survivors() == 0 {
             return self.give_up("all processes that were in the job have ended", "", now);
         }
-        let nodes = epochs.members.next(now);
+        let nodes = epochs.members.next();
         let (size, rules) = (nodes.iter().map(Node::ranks).sum::<u32>(), epochs.members.rules());
         if size < rules.min {
             if !std::mem::replace(&mut epochs.has_told, true) {
@@ -155,11 +156,26 @@ impl Job {
             }
         } else if self.deadline.is_some_and(|deadline| now >= deadline) {
             self.late(now);
-        } else if now >= epochs.not_before {
+        } else if now >= epochs.not_before && !is_open {
             epochs.announced = Change::default();
             epochs.began = now;
             self.form(nodes, now);
         }
+    }
+
+    /// Whether a rank has left the job, as others were told, and its process still runs. It may end
+    /// or join again, and that decides whether a further epoch forms.
+    fn is_about_to_end(&self) -> bool {
+        let Some(epochs) = &self.epochs else { return false };
+        let running = self.processes.values().filter(|process| process.ended.is_none());
+        let told = running.filter_map(|process| process.received.clone());
+        let left = told.filter(|failure| failure.kind == FailureKind::RankLeft);
+        let left = left.filter_map(|failure| self.by_worker(failure).rank);
+        let mut left = left.filter(|Rank(worker)| !epochs.members.is_waiting(*worker));
+        left.any(|Rank(worker)| {
+            let mut members = self.plan.members();
+            members.any(|member| member.1 == worker && !self.has_ended(member))
+        })
     }
 
     fn form(&mut self, nodes: Vec<Node>, now: Duration) {
@@ -307,8 +323,8 @@ impl Job {
 
     /// Ends the job, because it can't go on after a loss or a change.
     fn give_up(&mut self, what: &str, hint: &str, now: Duration) {
-        // Daemons that don't reach each other end, or are ended, because of that.
-        if self.epochs.as_ref().is_some_and(|epochs| epochs.unreached.is_some()) {
+        // Daemons that don't reach each other, or can't start, end or are ended because of that.
+        if self.epochs.as_ref().is_some_and(|epochs| epochs.unusable.is_some()) {
             self.causes.retain(|cause| !matches!(cause, Cause::Ended { role: Role::Daemon, .. }));
         }
         if self.causes.is_empty() {

@@ -120,7 +120,7 @@ impl World {
                 }
             }
         }
-        let nodes = self.members.next(self.now);
+        let nodes = self.members.next();
         let members: Vec<u32> = nodes.iter().flat_map(|node| node.workers.clone()).collect();
         let unique: BTreeSet<_> = members.iter().collect();
         assert_eq!(unique.len(), members.len(), "a worker has one rank");
@@ -250,9 +250,9 @@ fn a_server_is_reached_again() {
     let mut members = Membership::new(rules, &nodes);
     let second = Duration::from_secs(1);
     assert!(members.answered(0, second) && members.answered(1, second));
-    assert_eq!(members.next(second).len(), 2);
+    assert_eq!(members.next().len(), 2);
     members.agent_ended(1, second);
-    assert_eq!(members.next(second).len(), 1, "the job goes on without it");
+    assert_eq!(members.next().len(), 1, "the job goes on without it");
     let again = members.wakeup(second).unwrap();
     let reached = members.fill(2, again);
     assert!(matches!(&reached[..], [Request::Reach { agent: 2, host }] if host.name == "s"));
@@ -285,12 +285,17 @@ fn newcomers_that_start_together_join_together() {
     world.form();
     assert!(!added(&world));
     // One that takes too long is not awaited, and neither is one that no epoch has room for.
-    world.members.list(&parse_list("a:1,b:2,c:1").unwrap());
+    let mut world = World::new("a:1", (1, 4, 0), 1);
+    world.members.list(&parse_list("a:1,b:2").unwrap());
     world.fill();
-    world.answer(2);
+    world.answer(1);
     world.fill();
+    world.members.waits(1);
     world.now = world.members.wakeup(world.now).unwrap();
-    assert!(added(&world), "it counts as ready");
+    assert!(added(&world), "the other one takes too long");
+    assert!(world.members.overdue(world.now).is_empty());
+    world.now += world.members.rules().timeout;
+    assert_eq!(world.members.overdue(world.now), [(1, 2)]);
     let mut world = World::new("a:3", (1, 1, 2), 1);
     world.fill();
     world.members.leave(0);

@@ -9,7 +9,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A job of 3 ranks on hosts `a:2,b:2` that has begun to run at 1000 ms, with the rules that
 /// `change` makes of these: 1 to 3 ranks, quarantines of 1 to 4 s.
-fn running(change: impl FnOnce(&mut Elastic)) -> Job {
+pub(super) fn running(change: impl FnOnce(&mut Elastic)) -> Job {
     let mut job = job_on("a:2,b:2", 3, change);
     step(&mut job, ready(1), 10);
     assert_eq!(step(&mut job, ready(0), 20), ["0:start the daemon"]);
@@ -46,18 +46,24 @@ fn started(job: &mut Job, node: usize, worker: u32, at: u64) -> Vec<String> {
     step(job, Event::Started { node, role: Role::Rank(worker), pid: 70 + worker, at: ms(at) }, at)
 }
 
-fn rank_ends(job: &mut Job, node: usize, worker: u32, end: ProcessEnd, at: u64) -> Vec<String> {
+pub(super) fn rank_ends(
+    job: &mut Job,
+    node: usize,
+    worker: u32,
+    end: ProcessEnd,
+    at: u64,
+) -> Vec<String> {
     step(job, exited(node, Role::Rank(worker), end, at), at)
 }
 
-fn daemon_ends(job: &mut Job, node: usize, code: i32, at: u64) -> Vec<String> {
+pub(super) fn daemon_ends(job: &mut Job, node: usize, code: i32, at: u64) -> Vec<String> {
     step(job, exited(node, Role::Daemon, ProcessEnd::Code(code), at), at)
 }
 
-const KILLED: ProcessEnd = ProcessEnd::Signal(9);
+pub(super) const KILLED: ProcessEnd = ProcessEnd::Signal(9);
 
 /// The environment of the daemons that a command starts, by agent.
-fn daemons(commands: &[Command]) -> BTreeMap<usize, BTreeMap<String, String>> {
+pub(super) fn daemons(commands: &[Command]) -> BTreeMap<usize, BTreeMap<String, String>> {
     let started = commands.iter().filter_map(|command| match command {
         Command::Order { node, order: Order::Start(start) } if start.role == Role::Daemon => {
             Some((*node, start.environment.clone()))
@@ -68,7 +74,7 @@ fn daemons(commands: &[Command]) -> BTreeMap<usize, BTreeMap<String, String>> {
 }
 
 /// Rank 2 is killed, and the daemons end. What the launcher does at 1500 ms.
-fn lose_rank_2(job: &mut Job) -> Vec<Command> {
+pub(super) fn lose_rank_2(job: &mut Job) -> Vec<Command> {
     assert!(rank_ends(job, 1, 2, KILLED, 1400).is_empty());
     step(job, said(0, Role::Daemon, &failed(Some(2))), 1410);
     assert!(daemon_ends(job, 0, 1, 1420).is_empty());
@@ -77,7 +83,7 @@ fn lose_rank_2(job: &mut Job) -> Vec<Command> {
 }
 
 /// The daemons of the next epoch serve on these hosts.
-fn serve(job: &mut Job, nodes: &[usize], at: u64) -> Vec<String> {
+pub(super) fn serve(job: &mut Job, nodes: &[usize], at: u64) -> Vec<String> {
     let (first, others) = nodes.split_first().unwrap();
     let mut orders = step(job, said(*first, Role::Daemon, GRPC), at);
     for node in others {
@@ -144,6 +150,35 @@ fn a_host_that_others_do_not_reach_is_left_out() {
 }
 
 #[test]
+fn a_host_whose_daemon_does_not_start_is_left_out() {
+    let mut job = running(|_| {});
+    lose_rank_2(&mut job);
+    let mut at = 1600;
+    step(&mut job, Event::Waiting { node: 1, worker: 3 }, at);
+    serve(&mut job, &[0], at + 10);
+    daemon_ends(&mut job, 0, 0, at + 20);
+    step(&mut job, Event::Waiting { node: 0, worker: 0 }, at + 30);
+    let mut told = Vec::new();
+    for attempt in 0.. {
+        at += 10_000;
+        told.extend(step(&mut job, Event::Tick, at));
+        if told.iter().any(|line| line.starts_with("host b is left out")) {
+            assert!(attempt > 2, "a port may be taken for a moment");
+            break;
+        }
+        assert!(attempt < 10, "{told:?}");
+        // The first daemon waits for the second one, which can't listen.
+        step(&mut job, said(0, Role::Daemon, GRPC), at + 100);
+        told.extend(daemon_ends(&mut job, 1, 1, at + 200));
+        told.extend(step(&mut job, Event::Tick, at + 500));
+        told.extend(step(&mut job, Event::Tick, at + 2600));
+        told.extend(daemon_ends(&mut job, 0, 1, at + 2700));
+    }
+    let line = "host b is left out for 300 s: its daemon can't start";
+    assert!(told.contains(&line.to_owned()), "{told:?}");
+}
+
+#[test]
 fn a_replacement_joins_when_it_is_ready() {
     let mut job = running(|_| {});
     let commands = lose_rank_2(&mut job);
@@ -174,13 +209,47 @@ fn a_replacement_joins_when_it_is_ready() {
 }
 
 #[test]
-fn a_newcomer_is_ready_after_ten_seconds() {
+fn a_newcomer_that_starts_slowly_stops_nobody() {
     let mut job = running(|_| {});
     lose_rank_2(&mut job);
     serve(&mut job, &[0], 1600);
-    assert!(job.deadline().is_some_and(|at| at <= ms(11_500)));
-    assert!(step(&mut job, Event::Tick, 11_000).is_empty());
-    assert_eq!(step(&mut job, Event::Tick, 11_500).len(), 1);
+    for at in [11_000, 12_000, 60_000] {
+        assert!(step(&mut job, Event::Tick, at).is_empty(), "{at}");
+    }
+    // It hangs.
+    assert!(job.deadline().is_some_and(|at| at <= ms(61_500)), "WAIT");
+    let line = "rank 3 on host b has not called init() within 60 s (--elastic-timeout), and is \
+                ended";
+    assert_eq!(step(&mut job, Event::Tick, 61_500), [line, "1:Kill { role: Rank(3) }"]);
+    assert!(step(&mut job, Event::Tick, 62_000).is_empty(), "once");
+    let line = "rank 3 on host b did not respond and was killed by the launcher before it joined \
+                the job; its slot is used again in 1 s";
+    assert_eq!(rank_ends(&mut job, 1, 3, KILLED, 62_100), [line, "1:start rank 4"]);
+}
+
+#[test]
+fn an_epoch_that_a_rank_did_not_join_did_not_last() {
+    let mut job = running(|rules| (rules.min, rules.timeout) = (3, ms(20_000)));
+    lose_rank_2(&mut job);
+    for (worker, at) in (3..).zip([2000, 12_000, 22_000]) {
+        let waits = step(&mut job, Event::Waiting { node: 1, worker }, at);
+        if at > 21_000 {
+            assert!(waits.contains(&"0:stop 3000".to_owned()), "{waits:?}");
+            break;
+        }
+        assert!(waits.contains(&"0:start the daemon".to_owned()), "{at}: {waits:?}");
+        serve(&mut job, &[0, 1], at + 100);
+        // The newcomer is stopped before it joins.
+        let failure = Failure::new(FailureKind::Timeout, "has not joined the job").host("b");
+        let failure = failure.rank(Rank(2));
+        let at = at + 8000;
+        step(&mut job, said(0, Role::Daemon, &to_line(&ServiceReport::Failed { failure })), at);
+        daemon_ends(&mut job, 0, 1, at + 10);
+        daemon_ends(&mut job, 1, 1, at + 10);
+        step(&mut job, Event::Tick, at + 300);
+        rank_ends(&mut job, 1, worker, KILLED, at + 900);
+        step(&mut job, Event::Tick, at + 1000);
+    }
 }
 
 #[test]
@@ -285,8 +354,10 @@ fn too_few_ranks_wait_with_one_line() {
     let line = "the job needs 3 ranks (--min-np) and has 2: it waits up to 60 s for a slot in \
                 quarantine, which is free in 1 s";
     assert_eq!(said, [Command::Say(line.to_owned())]);
-    assert_eq!(step(&mut job, Event::Tick, 2400), ["1:start rank 3", "0:start the daemon"]);
-    assert_eq!(job.plan.size(), 3, "a process that starts counts");
+    assert_eq!(step(&mut job, Event::Tick, 2400), ["1:start rank 3"]);
+    let orders = step(&mut job, Event::Waiting { node: 1, worker: 3 }, 2600);
+    assert_eq!(orders, ["0:start the daemon"]);
+    assert_eq!(job.plan.size(), 3);
 }
 
 #[test]
@@ -302,185 +373,6 @@ fn a_job_without_enough_ranks_ends() {
                 (--elastic-timeout) after rank 2 on host b was killed by SIGKILL";
     assert_eq!(orders, [line, "0:stop 3000", "1:stop 3000"]);
     assert_eq!(stop_all(&mut job, 62_000).code, 137);
-}
-
-#[test]
-fn a_failure_of_the_program_ends_the_job() {
-    let mut job = running(|_| {});
-    let failure = Failure::new(FailureKind::Disagreement, "the ranks disagree").tensor("w");
-    step(&mut job, said(0, Role::Daemon, &to_line(&ServiceReport::Failed { failure })), 1400);
-    daemon_ends(&mut job, 0, 1, 1410);
-    daemon_ends(&mut job, 1, 1, 1420);
-    assert_eq!(step(&mut job, Event::Tick, 1620), [] as [&str; 0], "the ranks report it");
-    assert_eq!(step(&mut job, Event::Tick, 2400), ["0:stop 3000", "1:stop 3000"]);
-}
-
-#[test]
-fn the_reset_limit_ends_the_job() {
-    let mut job = running(|rules| rules.reset_limit = Some(1));
-    lose_rank_2(&mut job);
-    serve(&mut job, &[0], 1600);
-    rank_ends(&mut job, 0, 1, KILLED, 1700);
-    daemon_ends(&mut job, 0, 1, 1710);
-    let orders = step(&mut job, Event::Tick, 2000);
-    let line = "the job has continued 1 time after losses and changes, and --reset-limit allows no \
-                more";
-    assert_eq!(orders, [line, "0:stop 3000", "1:stop 3000"]);
-    let mut job = running(|rules| rules.reset_limit = Some(0));
-    let said: Vec<_> = lose_rank_2(&mut job).into_iter().filter_map(said_by).collect();
-    assert_eq!(said, ["the job ends at its first loss: --reset-limit is 0"]);
-}
-
-fn said_by(command: Command) -> Option<String> {
-    if let Command::Say(text) = command { Some(text) } else { None }
-}
-
-#[test]
-fn too_many_lost_daemons_end_the_job() {
-    let lose_daemon = |job: &mut Job, at: u64| {
-        step(job, exited(1, Role::Daemon, KILLED, at), at);
-        daemon_ends(job, 0, 1, at + 10);
-        step(job, Event::Tick, at + 100)
-    };
-    let mut job = running(|rules| rules.restarts = 1);
-    assert_eq!(lose_daemon(&mut job, 1400), ["0:start the daemon"]);
-    serve(&mut job, &[0, 1], 1600);
-    let orders = lose_daemon(&mut job, 9000);
-    let line = "the job has continued 1 time after losses of daemons, and recovery.restarts allows \
-                no more; the same job may succeed if it is started again";
-    assert_eq!(orders, [line, "0:stop 3000", "1:stop 3000"]);
-    assert_eq!(stop_all(&mut job, 9200).code, 75);
-    // With a rank, something else was lost.
-    let mut job = running(|rules| rules.restarts = 0);
-    assert!(!lose_rank_2(&mut job).is_empty());
-    assert_ne!(job.phase, Phase::Stopping);
-}
-
-#[test]
-fn losses_while_an_epoch_forms_are_survived() {
-    let mut job = running(|_| {});
-    lose_rank_2(&mut job);
-    // The daemon has not served yet.
-    rank_ends(&mut job, 0, 1, KILLED, 1550);
-    daemon_ends(&mut job, 0, 1, 1560);
-    let orders = step(&mut job, Event::Tick, 1600);
-    assert!(orders.is_empty(), "{orders:?}");
-    let orders = job.step(Event::Tick, ms(1800));
-    assert_eq!(daemons(&orders)[&0]["GRADWIRE_EPOCH"], "3");
-    assert_eq!(daemons(&orders)[&0]["GRADWIRE_WORKERS"], "0");
-}
-
-#[test]
-fn the_last_survivor_ends_the_job() {
-    let mut job = running(|_| {});
-    for (node, worker) in [(0, 0), (0, 1), (1, 2)] {
-        rank_ends(&mut job, node, worker, ProcessEnd::Code(3), 1400 + u64::from(worker));
-    }
-    daemon_ends(&mut job, 0, 1, 1420);
-    daemon_ends(&mut job, 1, 1, 1420);
-    step(&mut job, Event::Tick, 1620);
-    step(&mut job, Event::Tick, 2620);
-    assert_eq!(stop_all(&mut job, 2700).code, 3);
-}
-
-#[test]
-fn no_epoch_forms_after_a_rank_has_succeeded() {
-    let mut job = running(|_| {});
-    rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 1300);
-    assert_eq!(lose_rank_2(&mut job).len(), 0, "rank 1 reports it");
-    assert_eq!(step(&mut job, Event::Tick, 2410), ["0:stop 3000", "1:stop 3000"]);
-    assert_eq!(stop_all(&mut job, 2700).code, 137);
-}
-
-#[test]
-fn a_rank_that_leaves_alone_ends_the_job() {
-    let mut job = running(|_| {});
-    step(&mut job, Event::Waiting { node: 0, worker: 0 }, 1200);
-    rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 1300);
-    step(&mut job, Event::Waiting { node: 1, worker: 2 }, 1310);
-    daemon_ends(&mut job, 1, 0, 1320);
-    let orders = daemon_ends(&mut job, 0, 0, 1330);
-    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "they wait in vain");
-    let report = stop_all(&mut job, 1400);
-    let first = "error: rank 1 on host a has ended without an error, and the other ranks need it";
-    assert_eq!((report.code, report.lines[0].as_str()), (1, first));
-    assert!(report.lines[1].starts_with("hint: every rank must make the same calls"));
-}
-
-#[test]
-fn the_call_of_waiting_ranks_is_reported() {
-    let mut job = running(|_| {});
-    let what = "it has left the job and can't take part any more";
-    let failure = Failure::new(FailureKind::RankLeft, what).rank(Rank(1)).tensor("loss");
-    step(&mut job, Event::Consequence { node: 0, worker: 0, failure }, 1190);
-    step(&mut job, Event::Waiting { node: 0, worker: 0 }, 1200);
-    step(&mut job, Event::Waiting { node: 1, worker: 2 }, 1210);
-    daemon_ends(&mut job, 1, 0, 1220);
-    daemon_ends(&mut job, 0, 0, 1230);
-    let orders = rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 1330);
-    assert!(orders.contains(&"0:stop 3000".to_owned()), "{orders:?}");
-    let report = stop_all(&mut job, 1400);
-    assert_eq!(report.code, 1);
-    assert!(report.lines[0].contains("rank 1"), "{:?}", report.lines);
-    assert!(report.lines[0].contains("'loss'"), "{:?}", report.lines);
-}
-
-/// All daemons have ended, because all ranks had left.
-fn left(job: &mut Job) {
-    daemon_ends(job, 1, 0, 1320);
-    daemon_ends(job, 0, 0, 1330);
-}
-
-#[test]
-fn a_loss_after_all_have_left_ends_nobody() {
-    let mut job = running(|_| {});
-    left(&mut job);
-    assert!(rank_ends(&mut job, 1, 2, KILLED, 1400).is_empty());
-    let orders = step(&mut job, Event::Tick, 1700);
-    let said = "all ranks had left the job before, so the others end by themselves";
-    assert!(orders.len() == 1 && orders[0].ends_with(said), "{orders:?}");
-    // A second loss, and much later the last work of the others is done.
-    assert!(rank_ends(&mut job, 0, 1, KILLED, 60_000).is_empty());
-    assert!(step(&mut job, Event::Tick, 600_000).is_empty());
-    rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 900_000);
-    step(&mut job, Event::Tick, 900_400);
-    let report = stop_all(&mut job, 900_500);
-    assert_eq!(report.code, 137);
-    assert!(report.lines[0].starts_with("gradwire: rank 2 on host b"), "{:?}", report.lines);
-}
-
-#[test]
-fn a_rank_that_joins_again_gets_an_epoch() {
-    let mut job = running(|_| {});
-    left(&mut job);
-    rank_ends(&mut job, 1, 2, KILLED, 1400);
-    step(&mut job, Event::Tick, 1700);
-    let orders = step(&mut job, Event::Waiting { node: 0, worker: 0 }, 1800);
-    assert!(orders.contains(&"0:start the daemon".to_owned()), "{orders:?}");
-}
-
-#[test]
-fn ranks_may_end_between_epochs() {
-    let mut job = running(|_| {});
-    lose_rank_2(&mut job);
-    assert_eq!(rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 1550), ["0:Kill { role: Daemon }"]);
-    let orders = rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 1560);
-    assert_eq!(orders, ["the job has succeeded; 1 rank was lost"]);
-    step(&mut job, Event::Tick, 1900);
-    assert_eq!(stop_all(&mut job, 2000).code, 0);
-}
-
-#[test]
-fn a_daemon_that_was_not_needed_is_no_cause() {
-    let mut job = running(|_| {});
-    lose_rank_2(&mut job);
-    assert_eq!(rank_ends(&mut job, 0, 0, ProcessEnd::Code(0), 1550), ["0:Kill { role: Daemon }"]);
-    rank_ends(&mut job, 0, 1, ProcessEnd::Code(0), 1560);
-    // It was killed for the job's end, which is seen first.
-    step(&mut job, exited(0, Role::Daemon, ProcessEnd::Signal(9), 1570), 1570);
-    step(&mut job, Event::Tick, 1900);
-    let report = stop_all(&mut job, 2000);
-    assert_eq!((report.code, report.lines), (0, Vec::<String>::new()));
 }
 
 #[test]
@@ -550,7 +442,9 @@ fn a_rank_that_is_asked_to_end_leaves() {
 fn a_rank_may_be_asked_to_end_between_epochs() {
     let mut job = running(|rules| rules.min = 3);
     lose_rank_2(&mut job);
-    assert_eq!(job.phase, Phase::First, "with a replacement");
+    assert_eq!(job.phase, Phase::Assembling, "its replacement starts");
+    step(&mut job, Event::Waiting { node: 1, worker: 3 }, 1600);
+    assert_eq!(job.phase, Phase::First);
     let mut job = running(|rules| {
         rules.min = 3;
         rules.hosts[1].slots = 1;
@@ -560,9 +454,13 @@ fn a_rank_may_be_asked_to_end_between_epochs() {
     let orders = step(&mut job, Event::Leaving { node: 0, worker: 1 }, 1600);
     assert!(orders.contains(&"0:End { role: Rank(1) }".to_owned()), "{orders:?}");
     rank_ends(&mut job, 0, 1, ProcessEnd::Signal(15), 1610);
-    let nodes = step(&mut job, Event::Tick, 2400);
-    assert!(nodes.contains(&"0:start the daemon".to_owned()), "{nodes:?}");
-    assert_eq!(job.plan.size(), 3, "two processes that start count");
+    let orders = step(&mut job, Event::Tick, 2400);
+    assert!(orders.contains(&"1:start rank 4".to_owned()), "{orders:?}");
+    for (node, worker) in [(0, 3), (1, 4)] {
+        assert_eq!(job.phase, Phase::Assembling);
+        step(&mut job, Event::Waiting { node, worker }, 2600);
+    }
+    assert_eq!((job.phase, job.plan.size()), (Phase::First, 3));
 }
 
 #[test]
