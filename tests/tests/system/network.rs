@@ -109,7 +109,7 @@ fn an_interface_of_two_may_flap() {
     let Some(pair) = Pair::new() else { return };
     pair.add_network("fast0");
     let launch = pair.launch().set("data.interface=cable+fast0").words(&["--verbose"]);
-    let job = launch.rank(&["attach", "loop:40:1000000", "leave"]).start();
+    let job = launch.rank(&["attach", "loop:12:1000000", "leave"]).start();
     job.until_said("looping", 4);
     for _ in 0..2 {
         pair.set_interface("fast0", 1, false);
