@@ -33,8 +33,8 @@ pub(crate) enum LinkError {
     NoNode(NodeId),
     #[error("the connection broke, and bytes were lost: {written} were sent, {read} received")]
     Lost { written: u64, read: u64 },
-    #[error("{cause}, and it was not made again within {} ms", limit.as_millis())]
-    NotReturned { cause: String, limit: Duration },
+    #[error("{cause}, and it was not made again within {} ms{between}", limit.as_millis())]
+    NotReturned { cause: String, limit: Duration, between: String },
     #[error("the peer sent message {message} of operation {sequence}, which was not expected")]
     Unexpected { sequence: u64, message: u32 },
     #[error(

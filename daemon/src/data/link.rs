@@ -106,6 +106,8 @@ struct Slot {
     attempt: u32,
     /// When the connection was made.
     made: Option<Instant>,
+    /// Its two addresses, if they could be read. One of several lines may be cut.
+    between: String,
     /// The connections that follow once all that has arrived on this one is read. The dialler may
     /// have sent on any of them before it broke.
     next: VecDeque<Next>,
@@ -268,6 +270,9 @@ impl Link {
                 }
             }
         };
+        if let (Ok(own), Ok(peer)) = (socket.socket.local_addr(), socket.socket.peer_addr()) {
+            slot.between = format!(" between {} and {}", own.ip(), peer.ip());
+        }
         // Until the count is heard, the socket says nothing about what was sent before.
         line.socket = (opening != Opening::HearsRead).then(|| socket.clone());
         let mut stream = Stream::new(socket, window, line.sent.written(), opening);
@@ -308,7 +313,8 @@ impl Link {
             if !is_needed {
                 broken.since = now;
             } else if missing.is_some_and(|missing| missing > limit + spare) {
-                return Err(LinkError::NotReturned { cause: broken.cause.clone(), limit });
+                let (cause, between) = (broken.cause.clone(), slot.between.clone());
+                return Err(LinkError::NotReturned { cause, limit, between });
             }
         }
         Ok(())

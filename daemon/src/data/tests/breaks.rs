@@ -203,9 +203,10 @@ fn a_connection_that_does_not_return_is_fatal() {
         let Event::Failed(failure) = broken.next() else { panic!("it must fail") };
         assert_eq!(failure.kind, FailureKind::ConnectionLost);
         assert_eq!(failure.host, format!("n{}", 1 - me));
+        // Its addresses follow, unless it was reset before it was used.
         let what =
             "Connection reset by peer (os error 104), and it was not made again within 200 ms";
-        assert!(failure.what.ends_with(what), "{failure}");
+        assert!(failure.what.contains(what), "{failure}");
         broken.cluster.stop();
     }
 }
