@@ -8,7 +8,7 @@
 //! WAIT: the search ends at a deadline, when the session is shut down, or when it is cancelled.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, Write},
     mem,
     os::{
@@ -253,14 +253,16 @@ fn say(pipe: &str, line: &[u8]) -> bool {
     if is_pipe(about.map_err(Into::into)) {
         return rustix::io::write(&stderr, line).is_ok();
     }
-    // Without unsafe code, a number is opened by its name. That would wait for a reader.
+    // Without unsafe code, a number is opened by its name. To open another file may have effects.
     let Some(number) = pipe.splitn(3, ':').nth(2) else { return false };
+    let copy = format!("/proc/self/fd/{number}");
+    if !is_pipe(fs::metadata(&copy).map(|about| (about.dev(), about.ino()))) {
+        return false;
+    }
+    // An open for writing would wait for a reader, which may have ended.
     let at_once = OFlags::NONBLOCK.bits().cast_signed();
-    let mut options = File::options();
-    let copy = options.write(true).custom_flags(at_once).open(format!("/proc/self/fd/{number}"));
+    let copy = File::options().write(true).custom_flags(at_once).open(copy);
     copy.is_ok_and(|mut copy| {
-        let about = copy.metadata().map(|about| (about.dev(), about.ino()));
-        let is_it = is_pipe(about) && fcntl_setfl(&copy, OFlags::empty()).is_ok();
-        is_it && copy.write_all(line).is_ok()
+        fcntl_setfl(&copy, OFlags::empty()).is_ok() && copy.write_all(line).is_ok()
     })
 }
