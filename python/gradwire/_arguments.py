@@ -72,6 +72,18 @@ def seconds(name: str, value: Any) -> float:
         ) from None
 
 
+def compressor(value: Any) -> Any:
+    """Returns a compressor, which has two functions.
+
+    Raises:
+        InvalidRequest: It has not.
+    """
+    if not (hasattr(value, "compress") and hasattr(value, "decompress")):
+        text = f"compression={value!r}: it must be one of hvd.Compression, such as Compression.fp16"
+        raise InvalidRequest(text, kind="invalid")
+    return value
+
+
 def factor(name: str, value: Any) -> float:
     """Returns a finite scale factor.
 

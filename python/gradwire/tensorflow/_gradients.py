@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradwire import _world
+from gradwire._arguments import compressor
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Adasum, Average, ReduceOp, factors, reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
@@ -63,7 +64,7 @@ class Exchange:
         process_set: ProcessSet = global_process_set,
     ) -> None:
         self.op, self.process_set = reduce_op(op), process_set
-        self.compression, self.sparse_as_dense = compression, sparse_as_dense
+        self.compression, self.sparse_as_dense = compressor(compression), sparse_as_dense
         self.predivide, _ = factors(gradient_predivide_factor, 1.0)
         if self.predivide != 1.0 and self.op != Average:
             raise InvalidRequest(

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradwire._arguments import compressor
 from gradwire._errors import InvalidRequest
 from gradwire._ops import ReduceOp, handle_average, reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
@@ -68,13 +69,13 @@ def allreduce(
     if isinstance(tensor, tf.IndexedSlices):
         if prescale_factor != 1.0 or postscale_factor != 1.0:
             raise InvalidRequest("tf.IndexedSlices take no scale factors", kind="invalid")
-        packed, context = compression.compress(tensor.values)
+        packed, context = compressor(compression).compress(tensor.values)
         sent = tf.IndexedSlices(packed, tensor.indices, tensor.dense_shape)
         [results] = run([_sparse.starting(sent, name, op, process_set)])
         found = _sparse.finished(results, sent, op)
         values = compression.decompress(found.values, context)
         return tf.IndexedSlices(values, found.indices, found.dense_shape)
-    packed, context = compression.compress(as_tensor(tensor))
+    packed, context = compressor(compression).compress(as_tensor(tensor))
     scales = prescale_factor, postscale_factor
     [result] = _derivatives.allreduce([packed], name, op, *scales, process_set)
     return compression.decompress(result, context)
@@ -120,7 +121,8 @@ def grouped_allreduce(
     """
     del device_dense, device_sparse
     op = handle_average(op, average)
-    packed = [compression.compress(tensor) for tensor in as_tensors(tensors)]
+    compress = compressor(compression).compress
+    packed = [compress(tensor) for tensor in as_tensors(tensors)]
     scales = prescale_factor, postscale_factor
     given = [tensor for tensor, _ in packed]
     results = _derivatives.allreduce(given, name, op, *scales, process_set)
@@ -204,7 +206,8 @@ def grouped_reducescatter(
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     del device_dense
-    packed = [compression.compress(tensor) for tensor in as_tensors(tensors)]
+    compress = compressor(compression).compress
+    packed = [compress(tensor) for tensor in as_tensors(tensors)]
     scales = prescale_factor, postscale_factor
     given = [tensor for tensor, _ in packed]
     results = _derivatives.reducescatter(given, name, reduce_op(op), *scales, process_set)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gradwire._arguments import factor, whole_number
+from gradwire._arguments import compressor, factor, whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
@@ -189,8 +189,7 @@ def DistributedOptimizer(
             f"optimizer={optimizer!r}: it must be a torch.optim.Optimizer; if it is made around "
             "one, make that one distributed"
         )
-    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
-        raise ValueError(f"compression={compression!r}: it must be one of hvd.Compression")
+    compressor(compression)
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set={process_set!r}: it must be a ProcessSet")
     op = reduce_op(op)

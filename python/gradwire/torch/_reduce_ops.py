@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gradwire._arguments import compressor
 from gradwire._ops import Average, Handle, ReduceOp, handle_average, reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire.torch import _autograd
@@ -94,7 +95,7 @@ def allreduce(
         ```
     """
     op = handle_average(op, average)
-    small, ctx = compression.compress(tensor)
+    small, ctx = compressor(compression).compress(tensor)
     [result] = _autograd.GroupedAllreduce.apply(
         name, op, prescale_factor, postscale_factor, process_set, small
     )
@@ -243,7 +244,8 @@ def grouped_allreduce(
         ValueError: Both ``op`` and ``average`` were given.
     """
     op = handle_average(op, average)
-    small = [compression.compress(tensor) for tensor in tensors]
+    compress = compressor(compression).compress
+    small = [compress(tensor) for tensor in tensors]
     results = _autograd.GroupedAllreduce.apply(
         name, op, prescale_factor, postscale_factor, process_set, *[tensor for tensor, _ in small]
     )
@@ -443,7 +445,8 @@ def grouped_reducescatter(
         InvalidRequest: An argument is invalid. Nothing was started.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
-    small = [compression.compress(tensor) for tensor in tensors]
+    compress = compressor(compression).compress
+    small = [compress(tensor) for tensor in tensors]
     results = _autograd.ReduceScatter.apply(
         name,
         reduce_op(op),

@@ -147,6 +147,10 @@ def test_values_that_are_not_tensors() -> None:
         for call in several:
             with pytest.raises(gw.InvalidRequest, match="expected a "):
                 call([torch.ones(2), odd])
+    for odd in (None, "fp16", hvd.Compression):
+        for call in (hvd.grouped_allreduce, hvd.grouped_reducescatter):
+            with pytest.raises(gw.InvalidRequest, match="must be one of hvd"):
+                call([torch.ones(2)], compression=odd)
     for odd in (None, 5, "x"):
         for call in (hvd.synchronize, hvd.poll, gw.synchronize, gw.poll):
             with pytest.raises(gw.InvalidRequest, match="is not a handle"):
