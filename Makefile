@@ -217,6 +217,7 @@ deploy-test: ## deploy/: rules with Debian's promtool, manifests with Helm and k
 	$(KUBERNETES) deploy/kubernetes/check.py
 
 soak: ## property tests and leaks for as long as one likes: CASES=5000
+	GRADWIRE_SIMULATION_SEEDS=$$(($(CASES) * 10)) $(CARGO) test -p gradwire-elastic-simulation elastic_jobs_keep
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-daemon every_algorithm
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-tests --test system random_collectives::any_job
 	PROPTEST_CASES=$$(($(CASES) / 20 + 1)) $(CARGO) test --release -p gradwire-tests --test system random_collectives::real

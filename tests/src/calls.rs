@@ -15,7 +15,7 @@ pub use self::{
     call::{Call, Form, Got, Piece},
     start::Pending,
 };
-use crate::reference::Between;
+use gradwire_reference::Between;
 
 impl Call {
     /// Makes the call as the session's rank, which must take part in it.

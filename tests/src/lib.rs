@@ -4,7 +4,6 @@
 //!   here, so that many small jobs are cheap
 //! - [`epochs`]: an elastic job of real daemons, whose epochs a test starts and ends
 //! - [`launched`]: jobs as a user starts them, with a process for each part
-//! - [`mod@reference`]: the right result of a collective, computed in a simple way
 //! - [`calls`]: a collective call as data: made through the public API, checked against the
 //!   reference
 //! - [`script`]: random jobs of such calls, made from a seed
@@ -20,6 +19,5 @@ pub mod epochs;
 pub mod launched;
 pub mod place;
 pub mod raw;
-pub mod reference;
 pub mod sample;
 pub mod script;

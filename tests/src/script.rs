@@ -20,8 +20,8 @@ use gradwire_worker::{JoinOptions, ProcessSet, Session};
 use crate::{
     calls::{COLLECTIVES, Call, Got, Pending},
     cluster::Plan,
-    reference::{Between, Dice},
 };
+use gradwire_reference::{Between, Dice};
 
 /// The collectives that can do without joined ranks.
 const DO_WITHOUT: [Collective; 6] = [

@@ -14,10 +14,10 @@ use std::{
 };
 
 use gradwire_proto::{Collective, DType, ReduceOp};
+use gradwire_reference::{Between, Dice};
 use gradwire_tests::{
     calls::{Call, Form, Got, Pending, request, with_op},
     cluster::{Cluster, Plan},
-    reference::{Between, Dice},
 };
 use gradwire_worker::{AllgatherOptions, BroadcastOptions, Session};
 

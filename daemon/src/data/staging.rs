@@ -59,14 +59,14 @@ impl Staging {
         };
         // It only grows: excess memory is not accessed, and costs nothing.
         if memory.len() < needed {
-            memory.resize(needed, 0);
+            memory = vec![0; needed];
         }
         Self { memory, sums, wire, groups: None }
     }
 
     fn quantized(piece: &Piece, groups: Groups, mut memory: Vec<u8>) -> Self {
         if memory.len() < groups.bytes() {
-            memory.resize(groups.bytes(), 0);
+            memory = vec![0; groups.bytes()];
         }
         groups.take_errors(&mut memory, piece);
         Self { memory, sums: 0, wire: None, groups: Some(groups) }

@@ -391,7 +391,7 @@ impl Stream {
             &mut sink.memory(&header, target)[filled..]
         } else {
             if receiving.scratch.len() < length {
-                receiving.scratch.resize(length, 0);
+                receiving.scratch = vec![0; length];
             }
             &mut receiving.scratch[filled..length]
         };

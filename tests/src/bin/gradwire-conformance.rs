@@ -15,9 +15,9 @@ use std::{collections::BTreeMap, process::ExitCode};
 
 use anyhow::{Result, anyhow, bail, ensure};
 use gradwire_proto::{Collective, DType, Part, Rank, ReduceOp, Request, Shape};
-use gradwire_tests::{
-    calls::{COLLECTIVES, Call, Form, Pending, has_groups, is_rooted, reduces, request, with_op},
-    reference::{Between, Values},
+use gradwire_reference::{Between, Values};
+use gradwire_tests::calls::{
+    COLLECTIVES, Call, Form, Pending, has_groups, is_rooted, reduces, request, with_op,
 };
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, Bool, BroadcastOptions, Complex, Element, F8E4m3, F8E5m2,

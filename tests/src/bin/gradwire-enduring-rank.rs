@@ -10,10 +10,10 @@ use std::{io::Write, path::Path, process::ExitCode, thread::sleep, time::Duratio
 
 use anyhow::{Result, anyhow, ensure};
 use gradwire_proto::{Collective, DType, ReduceOp};
+use gradwire_reference::{Between, Dice};
 use gradwire_tests::{
     calls::{self, COLLECTIVES, Call, Form, Pending},
     launched::now_us,
-    reference::{Between, Dice},
 };
 use gradwire_worker::{
     AllreduceOptions, BroadcastOptions, GradwireError, Rejoined, Session, Tensor,

@@ -21,6 +21,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use gradwire_proto::ReduceOp;
+use gradwire_reference::counted;
 use gradwire_tests::{launched::now_us, script::Script};
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, FailureKind, GradwireError, Session, SparseOptions,
@@ -139,7 +140,7 @@ impl Rank {
         let mut tensor = session.zeros::<f32>(&[usize::try_from(elements)?])?;
         let begin = Instant::now();
         for step in 0..steps {
-            fill(&mut tensor, session.rank(), step);
+            counted::fill(tensor.as_mut_slice(), session.rank(), step);
             let options = AllreduceOptions::named(format!("loop.{elements}")).op(ReduceOp::Sum);
             session.allreduce(&mut tensor, options)?;
             check(&tensor, session.size(), step)?;
@@ -174,7 +175,7 @@ impl Rank {
         let mut handles = Vec::new();
         for i in 0..tensors {
             let mut tensor = session.zeros::<f32>(&[usize::try_from(elements)?])?;
-            fill(&mut tensor, session.rank(), i);
+            counted::fill(tensor.as_mut_slice(), session.rank(), i);
             let options = AllreduceOptions::named(format!("layer.{i}")).op(ReduceOp::Sum);
             handles.push(session.allreduce_async(tensor, options)?);
         }
@@ -301,23 +302,8 @@ impl Rank {
     }
 }
 
-/// The contribution of a rank at index `i`: small whole numbers, whose sums are exact.
-fn value(rank: u32, step: u64, i: usize) -> f32 {
-    (i % 7 + 1) as f32 * (rank + 1) as f32 + (step % 5) as f32
-}
-
-fn fill(tensor: &mut Tensor<f32>, rank: u32, step: u64) {
-    for (i, element) in tensor.as_mut_slice().iter_mut().enumerate() {
-        *element = value(rank, step, i);
-    }
-}
-
 fn check(tensor: &Tensor<f32>, size: u32, step: u64) -> Result<()> {
-    for (i, got) in tensor.as_slice().iter().enumerate() {
-        let right: f32 = (0..size).map(|rank| value(rank, step, i)).sum();
-        ensure!(*got == right, "step {step}, element {i}: {got} instead of {right}");
-    }
-    Ok(())
+    counted::check(tensor.as_slice(), size, step).map_err(anyhow::Error::msg)
 }
 
 fn until(path: &Path) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use gradwire_proto::{Collective, Request, Shape};
 
-use crate::reference::{self, Dice, Values};
+use gradwire_reference::{Dice, Values, fill};
 
 /// The form of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Call {
         let mut bytes = vec![0; request.bytes_of(part) as usize];
         let mut dice = Dice::of(&[self.seed, part as u64, rank.into()]);
         let (dtype, op) = (request.dtype_of(part), request.reduce_op);
-        reference::fill(dtype, op, self.values, &mut dice, &mut bytes);
+        fill(dtype, op, self.values, &mut dice, &mut bytes);
         bytes
     }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use gradwire_proto::{Collective, Compression, Request, Shape};
 
 use super::call::{Call, Got, Piece};
-use crate::reference::{Between, Reduction, Values};
+use gradwire_reference::{Between, Reduction, Values};
 
 /// The right result of one of a rank's tensors.
 enum Right {

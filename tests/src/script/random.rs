@@ -6,8 +6,8 @@ use gradwire_proto::{Collective, DType, Part, Rank, ReduceOp, Request, Shape};
 use crate::{
     calls::{self, Call, Form, has_groups, is_rooted, reduces},
     cluster::Plan,
-    reference::{Dice, Values},
 };
+use gradwire_reference::{Dice, Values};
 
 const MAX_RANKS: u32 = 8;
 const SMALLEST_PIECE: u64 = 64 << 10;

@@ -10,10 +10,8 @@ use std::{
 };
 
 use gradwire_proto::ReduceOp;
-use gradwire_tests::{
-    cluster::{Plan, run_job as run},
-    reference::Dice,
-};
+use gradwire_reference::Dice;
+use gradwire_tests::cluster::{Plan, run_job as run};
 use gradwire_worker::{AllreduceOptions, BroadcastOptions};
 
 fn sum(name: impl Into<String>) -> AllreduceOptions {

@@ -3,10 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gradwire_proto::ReduceOp;
-use gradwire_tests::{
-    cluster::{Plan, run_job},
-    reference::{Dice, adasum},
-};
+use gradwire_reference::{Dice, adasum};
+use gradwire_tests::cluster::{Plan, run_job};
 use gradwire_worker::{
     AdasumOptions, AllgatherOptions, BroadcastOptions, Element, Session, SparseOptions, SparseRows,
     half::{bf16, f16},

@@ -3,10 +3,10 @@
 
 use gradwire_collectives::Algorithm;
 use gradwire_proto::{Collective, Compression, DType, Part, ReduceOp, Request, Shape};
+use gradwire_reference::Dice;
 use gradwire_tests::{
     calls::{Call, request, with_op},
     cluster::{Plan, run_job},
-    reference::Dice,
 };
 use gradwire_worker::{AllreduceOptions, Session, half::bf16};
 

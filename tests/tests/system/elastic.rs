@@ -16,11 +16,11 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use gradwire_reference::Dice;
 use gradwire_services::launch::Notice;
 use gradwire_tests::{
     cluster::PATIENCE,
     epochs::{DaemonProcess, ElasticJob},
-    reference::Dice,
 };
 use gradwire_worker::{
     AllreduceOptions, BroadcastOptions, GradwireError, ProcessSet, ReduceOp, Rejoined, Session,

@@ -16,13 +16,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use gradwire_tests::{
-    launched::{
-        Job, Launch, Line,
-        processes::{Process, Role},
-        programs,
-    },
-    reference::Dice,
+use gradwire_reference::Dice;
+use gradwire_tests::launched::{
+    Job, Launch, Line,
+    processes::{Process, Role},
+    programs,
 };
 use rustix::process::{Pid, Signal, kill_process};
 

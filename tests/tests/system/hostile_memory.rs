@@ -15,6 +15,7 @@ use gradwire_proto::{
     DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape,
     pb::{self, daemon_message::Message as Reply, worker_message::Message as ToDaemon},
 };
+use gradwire_reference::Dice;
 use gradwire_shm::{
     control::{Place, Submission},
     ring::MAX_RECORD_WORDS,
@@ -23,7 +24,6 @@ use gradwire_shm::{
 use gradwire_tests::{
     cluster::{Cluster, Plan},
     raw::{RawWorker, attach, submission},
-    reference::Dice,
 };
 use gradwire_worker::{AllreduceOptions, GradwireError, Session};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};

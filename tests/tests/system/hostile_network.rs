@@ -19,10 +19,8 @@ use gradwire_daemon::{
     transport::handshake::{self, Admission, Attempt, ConnectionId, HandshakeError, Identity},
 };
 use gradwire_proto::{Epoch, FailureKind, JobId, NodeId, ReduceOp, Secret, auth::NONCE_BYTES};
-use gradwire_tests::{
-    cluster::{Cluster, PATIENCE, Plan, Ranks},
-    reference::Dice,
-};
+use gradwire_reference::Dice;
+use gradwire_tests::cluster::{Cluster, PATIENCE, Plan, Ranks};
 use gradwire_worker::{AllreduceOptions, GradwireError, Session};
 
 /// Calls allreduce until rank 0 is asked to stop, and `done` after each; returns their number.

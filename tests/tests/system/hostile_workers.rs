@@ -11,6 +11,7 @@ use gradwire_proto::{
     DType, PROTOCOL, ReduceOp, Request, Shape, VERSION, auth,
     pb::{self, worker_message::Message as ToDaemon},
 };
+use gradwire_reference::Dice;
 use gradwire_shm::{
     control::{CONTROL_BYTES, Place, Submission, WorkerControl},
     handover::{MAX_FDS, MAX_FRAME},
@@ -19,7 +20,6 @@ use gradwire_shm::{
 use gradwire_tests::{
     cluster::{Cluster, Plan, Ranks},
     raw::{RawWorker, Stranger, attach, submission},
-    reference::Dice,
 };
 use gradwire_worker::AllreduceOptions;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};

@@ -4,10 +4,10 @@
 use std::sync::{Arc, Barrier};
 
 use gradwire_proto::{Collective, DType, FailureKind, ReduceOp, Request};
+use gradwire_reference::Values;
 use gradwire_tests::{
     calls::{Call, failure, request, with_op},
     cluster::{Plan, run_job},
-    reference::Values,
 };
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, GatherOptions,

@@ -133,7 +133,7 @@ fn a_lost_interface_of_two_is_named() {
     let fault = now_us();
     pair.set_interface("fast0", 1, false);
     let report = job.finish();
-    // The host that accepts the connection may notice the loss first, or the one that makes it.
+    // Either host may notice the loss first.
     report.assert_notified(&[0, 1, 2, 3], fault, &["10.214.0.1", "10.214.0.2"]);
     report.assert_code(1);
 }

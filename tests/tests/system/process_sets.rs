@@ -9,10 +9,10 @@ use std::{
 };
 
 use gradwire_proto::{FailureKind, ReduceOp};
+use gradwire_reference::Dice;
 use gradwire_tests::{
     calls::{failure, refusal},
     cluster::{Cluster, Plan, run_job},
-    reference::Dice,
 };
 use gradwire_worker::{
     AllreduceOptions, BarrierOptions, BroadcastOptions, GatherOptions, Handle, ProcessSet,

@@ -17,10 +17,10 @@ use std::{
 };
 
 use gradwire_daemon::Ending;
+use gradwire_reference::Dice;
 use gradwire_tests::{
     cluster::Cluster,
     launched::{Launch, network::reset_connections},
-    reference::Dice,
     script::Script,
 };
 use proptest::{

@@ -3,11 +3,11 @@
 use std::process::{Command, Output};
 
 use gradwire_proto::{DType, ReduceOp, Request};
+use gradwire_reference::Dice;
 use gradwire_tests::{
     calls::{Call, request, with_op},
     cluster::{Plan, run_job},
     launched::{Launch, processes::Role, programs},
-    reference::Dice,
 };
 use gradwire_worker::{AllreduceOptions, BroadcastOptions, JoinOptions};
 use rustix::process::Signal;

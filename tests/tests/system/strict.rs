@@ -2,10 +2,8 @@
 //! size of the pieces and the order of submission, they are those of the canonical order of
 //! additions, computed here sequentially (SAME).
 
-use gradwire_tests::{
-    cluster::{Plan, run_job},
-    reference::Dice,
-};
+use gradwire_reference::Dice;
+use gradwire_tests::cluster::{Plan, run_job};
 use gradwire_worker::{
     AllreduceOptions, Element, JoinOptions, ReduceOp, ReduceOptions, ReduceScatterOptions, Session,
     half::{bf16, f16},

@@ -5,7 +5,13 @@
 //! - [`fill`]: the contributions of ranks
 //! - [`Reduction`]: checks the reduction of contributions
 //! - [`adasum`]: the formula of Adasum
+//! - [`mod@counted`]: whole numbers, whose sums are exact and quickly checked
+//!
+//! It is a crate of its own so that it can be optimised: tests check many megabytes.
 
+#![forbid(unsafe_code)]
+
+pub mod counted;
 mod number;
 
 use gradwire_proto::{Collective, Compression, DType, ReduceOp, compression::GROUP};
