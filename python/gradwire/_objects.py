@@ -97,8 +97,16 @@ def broadcast_object(
         )
     data = dumps(obj) if at_root else b""
     parts = exchange(data, "broadcast-object", name, process_set)
-    # Joined members contribute nothing; the root has not joined.
-    return obj if at_root else pickle.loads(max(parts, key=len))
+    if at_root:
+        return obj
+    # Members that have joined contribute nothing.
+    sent = max(parts, key=len)
+    if len(sent) == 0:
+        raise InvalidRequest(
+            f"the root {root_rank} of this broadcast has joined; use a root that has not joined",
+            kind="invalid",
+        )
+    return pickle.loads(sent)
 
 
 def allgather_object(

@@ -148,8 +148,9 @@ def broadcast_optimizer_state(
 
     Raises:
         InvalidRequest: An argument is invalid, the root has a tensor that can't be exchanged, or
-            the ranks' optimizers have parameters with different names, dtypes or shapes, or
-            different groups. All ranks raise it. No state was sent, and nothing has changed.
+            the ranks' optimizers are of different classes, or have different groups or parameters
+            with different names, dtypes or shapes. All ranks raise it. No state was sent, and
+            nothing has changed.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:

@@ -21,8 +21,10 @@ _HINT = "Make the optimizer in the same way on all ranks"
 
 
 class Layout(NamedTuple):
-    """What a rank tells the others about the parameters of its optimizer."""
+    """What a rank tells the others about its optimizer and the parameters of it."""
 
+    # The class, before it was made distributed.
+    optimizer: str
     # By group, the names of its parameters; None if some have none.
     names: list[list[str]] | None
     # By group, the dtypes and shapes of its parameters.
@@ -58,7 +60,8 @@ def layout_of(optimizer: torch.optim.Optimizer) -> Layout:
     groups = [list(without_waiting(group["params"])) for group in optimizer.param_groups]
     kinds = [[_kind(parameter) for parameter in group] for group in groups]
     is_flat = isinstance(optimizer, torch.optim.LBFGS)
-    return Layout(_names(optimizer, groups), kinds, is_flat)
+    name = getattr(optimizer, "_original", type(optimizer)).__name__
+    return Layout(name, _names(optimizer, groups), kinds, is_flat)
 
 
 def _kind(parameter: torch.Tensor) -> str:
@@ -100,6 +103,8 @@ def paired(told: Mapping[int, Layout]) -> dict[int, Layout]:
 
 def _difference(one: int, ones: Layout, other: int, others: Layout) -> str | None:
     """Returns why the optimizers of two ranks can't be paired."""
+    if ones.optimizer != others.optimizer:
+        return f"rank {one} has an optimizer {ones.optimizer}, but rank {other} {others.optimizer}"
     kinds, its = _kinds_by_name(ones), _kinds_by_name(others)
     for rank, lacks, has in ((other, its, kinds), (one, kinds, its)):
         only = [name for name in has if name not in lacks]

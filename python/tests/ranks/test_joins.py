@@ -105,5 +105,7 @@ def test_objects_of_ranks_that_have_not_joined() -> None:
         # Until rank 0 has joined, the call waits for it.
         assert hvd.allgather_object(hvd.rank(), name="early") == others
         assert hvd.broadcast_object(hvd.rank(), 1, name="early") == 1
+        with pytest.raises(hvd.InvalidRequest, match="the root 0 of this broadcast has joined"):
+            hvd.broadcast_object(hvd.rank(), 0, name="late")
     hvd.join()
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))

@@ -99,6 +99,8 @@ def test_optimizers_that_can_not_be_paired() -> None:
         is_refused(named("ax" if odd else "ab"), root, "rank 1 lacks .*: b")
         cuts = ("ab", "c") if odd else ("a", "bc")
         is_refused(named(*cuts), root, "different groups")
+        kind = torch.optim.Adagrad if odd else torch.optim.RMSprop
+        is_refused(named("ab", kind=kind), root, "rank 0 has an optimizer RMSprop, but rank 1 Adag")
         flat = named("ba" if odd else "ab", kind=torch.optim.LBFGS)
         is_refused(flat, root, "different orders.*LBFGS")
     is_refused(sgd(2), hvd.rank() % 2, "rank 0 passed root_rank=0, but rank 1 1")
