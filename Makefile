@@ -35,6 +35,8 @@ HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || echo HEAD)
 # CI sets this to `true`, because clippy then checks the crates while the tests are built.
 CLIPPY ?= $(CARGO) clippy --workspace --all-targets -- -D warnings
+# CI sets this to `true` as well, because `make test` documents all libraries.
+DOC ?= RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 # The most places that scripts/plain_words.py may find; each is normal English.
 MOST_WORDS := 40
 # What `make deny` checks.
@@ -75,8 +77,9 @@ test: ## every test, on a fresh machine too
 ifeq ($(NEXTEST),yes)
 	$(TORCH) $(CARGO) nextest run --workspace --test-threads $(AT_ONCE)
 else
-	$(TORCH) $(CARGO) test --workspace
+	$(TORCH) $(CARGO) test --workspace --bins --lib --tests --examples
 endif
+	$(TORCH) RUSTDOC=$(CURDIR)/scripts/document_and_test.sh $(CARGO) test --doc --workspace
 	$(MAKE) python-test PROGRAMS=built
 
 lint: ## format, clippy, types, texts: what CI checks besides the tests
@@ -86,7 +89,7 @@ lint: ## format, clippy, types, texts: what CI checks besides the tests
 	python3 scripts/plain_words.py --most $(MOST_WORDS)
 	python3 scripts/check_licences.py
 	$(TORCH) $(CLIPPY)
-	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	$(TORCH) $(DOC)
 	$(call LINT_TOOL,ruff,$(RUFF))
 	.venv-lint/bin/ruff check lab scripts python examples deploy
 	.venv-lint/bin/ruff format --check lab scripts python examples deploy

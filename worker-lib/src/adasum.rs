@@ -47,8 +47,8 @@ fn agree(all: &[[u64; NUMBERS]], members: &[u32]) -> Result<(), Failure> {
     if let Some(rank) = members.iter().find(|rank| is_absent(**rank)) {
         let what = format!("rank {rank} has joined, but an Adasum needs all ranks");
         return Err(Failure::new(FailureKind::Invalid, what).hint(
-            "call join only after all Adasum operations, or use an average or a sum, to which \
-             ranks that have joined add zeros",
+            "call join only after all Adasum operations, or use an average or a sum, which \
+             work without ranks that have joined",
         ));
     }
     if all.windows(2).all(|pair| pair[0][1..] == pair[1][1..]) {

@@ -53,10 +53,13 @@ fn generate(root: &Path) -> Result<(), Box<dyn Error>> {
     let files = ["metrics", "trace"]
         .map(|name| format!("opentelemetry/proto/collector/{name}/v1/{name}_service.proto"));
     let descriptors = protox::compile(files, [format!("{PROTO}/services")])?;
+    // Their comments contain JSON, which `cargo test` would take for examples in Rust.
+    let mut config = tonic_prost_build::Config::new();
+    config.disable_comments(["."]);
     tonic_prost_build::configure()
         .build_server(false)
         .out_dir(services)
-        .compile_fds(descriptors)?;
+        .compile_fds_with_config(descriptors, config)?;
     Ok(())
 }
 
