@@ -8,6 +8,7 @@ installed, it is used for pickling, so functions and classes of ``__main__`` can
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._process_sets import ProcessSet, global_process_set, native_set
 from gradwire._world import session
+
+# In a broadcast of an object: who sends, and from which root the sender expects it.
+_ROOT = struct.Struct("<II")
 
 
 def dumps(value: Any) -> bytes:
@@ -95,18 +99,26 @@ def broadcast_object(
         raise InvalidRequest(
             f"the root, rank {root_rank}, is not a member of {process_set}", kind="invalid"
         )
-    data = dumps(obj) if at_root else b""
-    parts = exchange(data, "broadcast-object", name, process_set)
-    if at_root:
-        return obj
-    # Members that have joined contribute nothing.
-    sent = max(parts, key=len)
-    if len(sent) == 0:
+    # All members say which root they mean. Those that have joined say nothing.
+    own = _ROOT.pack(session().rank, root_rank)
+    data = own + dumps(obj) if at_root else own
+    sent = None
+    for part in exchange(data, "broadcast-object", name, process_set):
+        rank, root = _ROOT.unpack_from(part)
+        if root != root_rank:
+            raise InvalidRequest(
+                f"the ranks disagree about the root of this broadcast: rank {session().rank} has "
+                f"root_rank={root_rank}, but rank {rank} has root_rank={root}",
+                kind="invalid",
+            )
+        if rank == root:
+            sent = memoryview(part)[_ROOT.size :]
+    if sent is None:
         raise InvalidRequest(
             f"the root {root_rank} of this broadcast has joined; use a root that has not joined",
             kind="invalid",
         )
-    return pickle.loads(sent)
+    return obj if at_root else pickle.loads(sent)
 
 
 def allgather_object(

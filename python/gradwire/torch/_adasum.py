@@ -90,7 +90,8 @@ class DistributedAdasum(Wrapped):
         names = tuple(name for name, _ in self._names)
         options = f"op=Adasum, compression={compression.__name__}"
         # A step waits for all its operations, so it needs no number.
-        self._identity = Identity(Description(names, (), options), process_set)
+        described = Description(names, (), options)
+        self._identity = Identity(described, process_set, has_number=False)
         self._agreement = Agreement(process_set, 0)
         self._infinities = Agreement(process_set, 0)
         self._session: _native.Session | None = None

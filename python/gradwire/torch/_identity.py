@@ -4,12 +4,13 @@ Gradients are paired by their parameters' names. Ranks may create optimizers tha
 or create one again, so nothing is counted when an optimizer is created.
 
 - Before its first exchange, an optimizer with new names is *introduced*: the ranks compare the
-  names and the options. All ranks introduce the same optimizers, in the same order, so an
-  introduced optimizer has the same index everywhere. Ranks that had joined meanwhile are told
-  before the next exchange.
+  names. All ranks introduce the same names, in the same order, so these have the same index
+  everywhere. Ranks that had joined meanwhile are told before the next exchange.
 - Several optimizers with equal names may be in use together, as in a GAN. They have different
   numbers, on which the ranks agree in their first step: that of the ranks that have one already
-  (one rank has made its optimizer again), otherwise the next one.
+  (one rank has made its optimizer again), otherwise the next one. Then they also compare the
+  options, which may be others than those of an earlier optimizer.
+- An optimizer with Adasum has no number. Its options are compared when it is introduced.
 
 Until an optimizer has its number, its gradients are sent by ``step`` only. When an optimizer is
 gone on all ranks, its number, and so its names, are used again (BOUND). In each epoch of an elastic
@@ -45,7 +46,15 @@ class Description(NamedTuple):
     @property
     def digest(self) -> int:
         """A number that identifies the description."""
-        return zlib.crc32(repr(self).encode()) << 32 | len(self.names)
+        return self._digest_of(self)
+
+    @property
+    def digest_of_names(self) -> int:
+        """A number that identifies the names."""
+        return self._digest_of(self.names)
+
+    def _digest_of(self, what: object) -> int:
+        return zlib.crc32(repr(what).encode()) << 32 | len(self.names)
 
 
 class _Introduced:
@@ -88,8 +97,11 @@ _epochs.on_change(_forget)
 class Identity:
     """The identity of one optimizer in the current session and epoch."""
 
-    def __init__(self, description: Description, process_set: ProcessSet) -> None:
+    def __init__(
+        self, description: Description, process_set: ProcessSet, has_number: bool = True
+    ) -> None:
         self.description, self.process_set = description, process_set
+        self._introduces = description.digest_of_names if has_number else description.digest
         self._index = self.number = 0
         # By the names of the parameters, the operations in flight.
         self._sent: dict[str, _Operation] = {}
@@ -148,14 +160,14 @@ class Identity:
         return _agreement.mark_bits(self.number & 0xFFFF) if self.number else _agreement.NEW
 
     def introduce(self) -> Waits[None]:
-        """Introduces the optimizer, unless one with these names was introduced before.
+        """Introduces the optimizer, unless one like it was introduced before.
 
         After a ``join``, the ranks first tell each other which optimizers were introduced.
 
         Raises:
             InvalidRequest: The ranks' optimizers differ.
         """
-        known, digest = _introduced_to(self.process_set), self.description.digest
+        known, digest = _introduced_to(self.process_set), self._introduces
         joins = _process_sets.joins[tuple(self.process_set.ranks)]
         if known.joins != joins:
             told = yield start_allgather(known.indices, f"optimizers.{joins}", self.process_set)
@@ -168,11 +180,15 @@ class Identity:
             name = f"optimizer{len(known.indices) + 1}.digest"
             digests = yield start_allgather(digest, name, self.process_set)
             if len({*digests}) > 1:
-                own = self.description, {one.description.digest for one in _identities}
-                told = yield start_allgather(own, f"{name}.names", self.process_set)
-                raise _agreement.disagree(difference(told))
+                yield from self._differ(f"{name}.names")
             known.indices[digest] = len(known.indices) + 1
         self._index = known.indices[digest]
+
+    def _differ(self, name: str) -> Waits[None]:
+        """Raises the error that the ranks' optimizers differ, on all of them."""
+        own = self.description, {one.description.digest for one in _identities}
+        told = yield start_allgather(own, name, self.process_set)
+        raise _agreement.disagree(difference(told))
 
     def agree_on_number(self) -> Waits[dict[int, list[str]]]:
         """Receives the number, or gives it to the ranks whose optimizer has none yet.
@@ -180,6 +196,9 @@ class Identity:
         Returns:
             By rank, the names of the gradients that it has sent under this number, and then has
             deleted its optimizer. They are still in flight here or on other ranks.
+
+        Raises:
+            InvalidRequest: The ranks' optimizers differ.
         """
         numbered = _introduced_to(self.process_set).numbered.setdefault(
             self._index, weakref.WeakValueDictionary()
@@ -188,11 +207,13 @@ class Identity:
         used = {number for number, one in numbered.items() if not one._is_deleted}
         sent = {one.number: sorted(one._sent) for one in deleted}
         told = yield start_allgather(
-            (_world.rank(), self.number, used, sent),
+            (_world.rank(), self.number, self.description.digest, used, sent),
             f"optimizer{self._index}.number",
             self.process_set,
         )
         numbers = {number for _, number, *_ in told if number}
+        if len({digest for _, _, digest, *_ in told}) > 1:
+            yield from self._differ(f"optimizer{self._index}.names")
         if len(numbers) > 1:
             raise _agreement.disagree(self.several())
         used = set().union(*(those for *_, those, _ in told))

@@ -196,6 +196,12 @@ class SyncBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+        if not input.is_floating_point():
+            raise ValueError(f"expected a floating-point tensor, got {input.dtype}")
+        # One channel would be repeated for all.
+        for own in (self.running_mean, self.weight):
+            if own is not None and own.numel() != input.shape[1]:
+                raise ValueError(f"expected {own.numel()} channels, got {input.shape[1]}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalises a batch.
@@ -208,8 +214,8 @@ class SyncBatchNorm(_BatchNorm):
             A tensor of the same dtype and shape.
 
         Raises:
-            ValueError: The input has fewer than two dimensions, or all ranks together have fewer
-                than two values per channel.
+            ValueError: The input has fewer than two dimensions, another dtype or another number of
+                channels, or all ranks together have fewer than two values per channel.
             InvalidRequest: An argument is invalid. Nothing was started.
             GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """

@@ -157,6 +157,14 @@ def test_values_that_are_not_tensors() -> None:
                 call(odd)
 
 
+@pytest.mark.usefixtures("several_ranks")
+def test_objects_of_several_roots() -> None:
+    text = r"root of this broadcast: rank \d+ has root_rank=\d, but rank \d+ has root_rank=\d"
+    with pytest.raises(gw.InvalidRequest, match=text):
+        gw.broadcast_object(gw.rank(), root_rank=min(gw.rank(), 1))
+    assert gw.broadcast_object(gw.rank(), root_rank=1) == 1
+
+
 def test_arguments_of_other_types() -> None:
     for odd in (2**70, -1, "x", None):
         with pytest.raises(gw.InvalidRequest, match="must be a ProcessSet"):

@@ -77,6 +77,38 @@ def test_two_optimizers_with_equal_names() -> None:
     assert expected >= 0 and two.tolist() == first.tolist() == second.tolist() == [-3 * mean()] * 3
 
 
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("options: op=average.*; op=sum", {"op": hvd.Sum}),
+    ("options: .*compression=FP16.*; .*None", {"compression": hvd.Compression.fp16}),
+    ("groups of parameters", {"groups": 1}),
+]
+
+
+@needs_two
+@pytest.mark.parametrize(("why", "option"), OTHERS)
+@pytest.mark.parametrize("earlier", ["none", "kept", "dropped"])
+def test_options_that_differ_are_one_error(
+    why: str, option: dict[str, Any], earlier: str, sent: str
+) -> None:
+    parameter = zeros()
+    first = wrapped(parameter)
+    if earlier != "none":
+        for _ in range(2):
+            first.zero_grad()
+            backward(parameter)
+            first.step()
+    if earlier != "kept" or hvd.rank() == 0:
+        del first
+    plain = torch.optim.SGD([parameter], lr=1.0)
+    option = option if hvd.rank() == 0 else {}
+    optimizer = hvd.DistributedOptimizer(plain, [("a", parameter)], **option)
+    optimizer.zero_grad()
+    with pytest.raises(hvd.InvalidRequest, match=f"the optimizers .* have different {why}"):
+        backward(parameter)
+        optimizer.step()
+    assert hvd.allreduce(torch.ones(1)).item() == 1.0
+
+
 @needs_two
 def test_names_that_differ_are_one_error() -> None:
     parameter = zeros()

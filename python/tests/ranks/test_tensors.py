@@ -223,6 +223,19 @@ def test_gradients_of_moves() -> None:
     torch.testing.assert_close(own.grad, torch.ones(size, 2))
 
 
+def test_batches_that_can_not_be_normalised() -> None:
+    layer = hvd.SyncBatchNorm(3)
+    for odd, why in [
+        (torch.zeros(3), "at least 2 dimensions"),
+        (torch.zeros(4, 3, dtype=torch.int64), "floating-point"),
+        (torch.zeros(4, 1), "expected 3 channels, got 1"),
+        (torch.zeros(4, 5), "expected 3 channels, got 5"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            layer(odd)
+    assert layer.num_batches_tracked.item() == 0
+
+
 def test_batch_norm_over_all_ranks() -> None:
     torch.manual_seed(1)
     whole = torch.randn(4 * hvd.size(), 3, 5, dtype=torch.float64) * 2 + 7
