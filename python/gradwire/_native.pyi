@@ -423,6 +423,7 @@ class Session:
         *,
         name: str | None = None,
         object: str | None = None,
+        op: str | None = None,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """
@@ -432,6 +433,7 @@ class Session:
             tensors: The buffers.
             name: Identifies the call across ranks. Unnamed calls are matched by their order.
             object: The kind of object operation, if the rows are the bytes of objects.
+            op: The name of the reduction, if the caller reduces the rows.
             process_set: The participating ranks; all by default.
 
         Returns:

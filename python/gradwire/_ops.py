@@ -394,13 +394,16 @@ class Collectives(Generic[Array]):
         name: str | None,
         process_set: ProcessSet,
         kind: str = "allgather",
+        op: ReduceOp | None = None,
     ) -> Handle[list[tuple[Array, list[int]]]]:
         """Starts an allgather; returns each result with the number of rows of each member.
 
-        ``kind`` is the prefix of the operation's name.
+        ``kind`` is the prefix of the operation's name. ``op`` is what the caller does with the
+        rows; the operation fails if the ranks disagree about it.
         """
         buffers = [self.place(array) for array in not_empty(arrays)]
-        handle = session().allgather(buffers, **_common(kind, name, process_set))
+        common = _common(kind, name, process_set)
+        handle = session().allgather(buffers, op=None if op is None else op.name, **common)
         return Handle(
             handle,
             lambda result: [

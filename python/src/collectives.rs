@@ -203,18 +203,20 @@ impl Session {
     ///     tensors: The buffers.
     ///     name: Identifies the call across ranks. Unnamed calls are matched by their order.
     ///     object: The kind of object operation, if the rows are the bytes of objects.
+    ///     op: The name of the reduction, if the caller reduces the rows.
     ///     process_set: The participating ranks; all by default.
     ///
     /// Returns:
     ///     A handle whose result is a list of pairs: a new buffer, and the members' numbers of
     ///     rows.
-    #[pyo3(signature = (tensors, *, name=None, object=None, process_set=None))]
+    #[pyo3(signature = (tensors, *, name=None, object=None, op=None, process_set=None))]
     fn allgather(
         &self,
         py: Python<'_>,
         tensors: Vec<PyRef<'_, Buffer>>,
         name: Option<String>,
         object: Option<&str>,
+        op: Option<&str>,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
         let common = Common::new(name, &process_set);
@@ -222,6 +224,10 @@ impl Session {
         if let Some(kind) = object {
             options =
                 options.objects(parse("object operation", kind, ObjectKind::NAMES).or_raise(py)?);
+        }
+        if let Some(op) = op {
+            options =
+                options.reduced_by_caller(parse("reduction", op, ReduceOp::NAMES).or_raise(py)?);
         }
         self.start_all(
             py,

@@ -20,7 +20,7 @@ impl Session {
         own: [u64; N],
     ) -> Result<Vec<[u64; N]>> {
         let own = self.tensor(&own, &[1, N])?;
-        let all = self.allgather(&own, AllgatherOptions { common })?.tensor;
+        let all = self.allgather(&own, AllgatherOptions { common, op: None })?.tensor;
         Ok(all.as_slice().as_chunks().0.to_vec())
     }
 }

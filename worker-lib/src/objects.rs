@@ -241,7 +241,8 @@ impl Session {
 
     fn gather_objects<T: DeserializeOwned>(&self, parts: &Parts, own: &[u8]) -> Result<Vec<T>> {
         let own = self.tensor(own, &[own.len()])?;
-        let gathered = self.allgather(&own, AllgatherOptions { common: parts.part("data") })?;
+        let gathered =
+            self.allgather(&own, AllgatherOptions { common: parts.part("data"), op: None })?;
         let objects = unlabelled(gathered.tensor.as_slice(), &gathered.rows);
         objects.map_err(|failure| parts.named(failure).into())
     }

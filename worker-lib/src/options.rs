@@ -220,6 +220,8 @@ rooted!(BroadcastOptions, from_rank, "Rank `root` gives the tensor or the object
 #[must_use]
 pub struct AllgatherOptions {
     pub(crate) common: Common,
+    /// What the ranks do with the rows afterwards, on which they must agree.
+    pub(crate) op: Option<ReduceOp>,
 }
 common!(named AllgatherOptions);
 
@@ -229,6 +231,12 @@ impl AllgatherOptions {
     pub fn objects(mut self, kind: ObjectKind) -> Self {
         self.common.origin = Origin::Object;
         self.common.kind = Some(kind.name());
+        self
+    }
+
+    /// For rows that the program reduces itself. The call fails if the ranks give other reductions.
+    pub fn reduced_by_caller(mut self, op: ReduceOp) -> Self {
+        self.op = Some(op);
         self
     }
 }

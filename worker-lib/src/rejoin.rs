@@ -276,7 +276,7 @@ impl Session {
             postcard::to_allocvec(&(hello, port)).map_err(|error| broken(error.to_string()))?;
         let own = self.tensor(&own, &[own.len()])?;
         let common = Common { name: Some(EPOCH_MEETING.to_owned()), ..Common::default() };
-        let handle = self.allgather_async(own, AllgatherOptions { common })?;
+        let handle = self.allgather_async(own, AllgatherOptions { common, op: None })?;
         let (_, all) = wait_for(handle, limit)?;
         let mut rest = all.tensor.as_slice();
         let mut hellos: Vec<(Hello, u16)> = Vec::with_capacity(all.rows.len());

@@ -212,7 +212,7 @@ impl Session {
             self.tensor(sizes::to_wire(&indices), &[indices.len()])?.into_buffer(),
             self.tensor(&values, &[indices.len(), cols])?.into_buffer(),
         ];
-        let options = AllgatherOptions { common: parts.part("rows") };
+        let options = AllgatherOptions { common: parts.part("rows"), op: None };
         let gathered = self.grouped_allgather(&own, options)?;
         // ONE: every rank that was counted gave as many rows as it had reported.
         let counts = || all.iter().map(|report| report.count as usize);

@@ -78,9 +78,13 @@ def reduction(
 
 
 def gathering(
-    tensors: Sequence[tf.Tensor], name: str | None, process_set: ProcessSet, kind: str
+    tensors: Sequence[tf.Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    kind: str,
+    op: ReduceOp | None = None,
 ) -> Start:
-    """Returns an allgather of a group that has not begun.
+    """Returns an allgather of a group that has not begun. ``op`` is what the ranks do with it.
 
     Its results are the gathered tensors, the number of rows from each contributing rank as a matrix
     with a row for each tensor, and this rank's position among the contributing ranks.
@@ -93,7 +97,7 @@ def gathering(
             numbers = [tf.constant(rows, tf.int64), tf.constant(at, tf.int64)]
             return [result for result, _ in found] + numbers
 
-        return collectives.allgather(given, name, process_set, kind)._map(convert)
+        return collectives.allgather(given, name, process_set, kind, op)._map(convert)
 
     def ranks() -> list[int]:
         called = None if name is None else f"{name}.ranks"

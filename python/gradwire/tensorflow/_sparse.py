@@ -26,7 +26,7 @@ def starting(
             kind="invalid",
         )
     # Named like an allreduce, so a rank with a dense tensor of that name fails immediately.
-    return gathering([slices.values, slices.indices], name, process_set, kind="allreduce")
+    return gathering([slices.values, slices.indices], name, process_set, kind="allreduce", op=op)
 
 
 def finished(

@@ -72,7 +72,8 @@ def sparse_allreduce_async(
         tensor: A sparse COO tensor on any device. All ranks pass the same dtype, shape and number
             of sparse dimensions.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
-        op: ``Average``, which is the default, or ``Sum``.
+        op: ``Average``, which is the default, or ``Sum``. All ranks pass the same. An average of
+            whole numbers is truncated.
         process_set: The participating ranks. The default is all ranks.
 
     Returns:
@@ -98,15 +99,21 @@ def sparse_allreduce_async(
     tensor = tensor.detach().coalesce()
     parts = [tensor.indices().t().contiguous(), tensor.values(), size_to_send(tensor)]
     # Named like an allreduce, so a rank with a dense tensor of that name fails immediately.
-    gathered = collectives.allgather(parts, name, process_set, kind="allreduce")
+    gathered = collectives.allgather(parts, name, process_set, kind="allreduce", op=op)
     native, size = gathered._native, tensor.size()
 
     def finish(result: Any) -> torch.Tensor:
         (indices, rows), (values, _), (sizes, dims) = gathered._finish(result)
         check_sizes(sizes, dims, size, native.name)
-        if op == Average:
-            # The number of participating ranks: joined ranks contribute no rows.
-            values = values / len(rows)
-        return entries(indices.t(), values, size).coalesce()
+        # The number of participating ranks: joined ranks contribute no rows.
+        divisor = len(rows) if op == Average else 1
+        is_whole = not (values.is_floating_point() or values.is_complex())
+        if not is_whole and divisor > 1:
+            values = values / divisor
+        total = entries(indices.t(), values, size).coalesce()
+        if is_whole and divisor > 1:
+            values = total.values().div(divisor, rounding_mode="trunc")
+            total = entries(total.indices(), values, size).coalesce()
+        return total
 
     return SparseHandle(native, finish)

@@ -172,6 +172,9 @@ def test_sparse() -> None:
     expected = torch.full((hvd.size() + 1, 2), 2.0)
     expected[0] = 2.0 * hvd.size()
     same(result, expected)
+    whole = torch.tensor([0, 7 + 2 * hvd.rank()]).to_sparse()
+    average = hvd.sparse_allreduce_async(whole, name="whole", op=hvd.Average)()
+    assert average.dtype == torch.int64 and average.to_dense().tolist() == [0, 6 + hvd.size()]
     average = hvd.synchronize(hvd.sparse_allreduce_async(own, name="mean", op=hvd.Average))
     torch.testing.assert_close(average.to_dense(), expected / hvd.size())
     with pytest.raises(ValueError, match="use Average or Sum"):
@@ -221,6 +224,13 @@ def test_gradients_of_moves() -> None:
     own = grown(size, 2)
     hvd.reducescatter(own).sum().backward()
     torch.testing.assert_close(own.grad, torch.ones(size, 2))
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_sparse_reduction_on_which_ranks_disagree() -> None:
+    op = hvd.Sum if hvd.rank() else hvd.Average
+    with pytest.raises(hvd.Disagreement, match="the ranks disagree on op"):
+        hvd.sparse_allreduce_async(torch.eye(3).to_sparse(), name="of two ops", op=op)()
 
 
 def test_batches_that_can_not_be_normalised() -> None:

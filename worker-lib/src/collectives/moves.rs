@@ -189,7 +189,8 @@ impl Session {
         let (first, more) = parts(buffers.iter().copied())?;
         let Part { dtype, shape } = as_rows(first)?;
         let more = more.into_iter().map(as_rows).collect::<Result<_>>()?;
-        let request = Request::plain(Collective::Allgather, dtype, shape);
+        let mut request = Request::plain(Collective::Allgather, dtype, shape);
+        request.reduce_op = options.op.unwrap_or(request.reduce_op);
         let call = self.call(options.common, Request { more, ..request })?;
         self.start(call, buffers, Target::New)
     }

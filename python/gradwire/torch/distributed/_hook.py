@@ -43,6 +43,7 @@ from gradwire.elastic import State
 from gradwire.torch._adapter import as_tensor, collectives
 from gradwire.torch._compression import Compression, Compressor, NoneCompressor
 from gradwire.torch._slots import copied
+from gradwire.torch._sparse import sparse_allreduce_async
 from gradwire.torch.distributed._ddp_steps import PatientWork, Skip
 from gradwire.torch.distributed._memory import overwrite
 from gradwire.torch.distributed._work import Work
@@ -279,21 +280,28 @@ def _exchange(state: Any, model: str, bucket: GradBucket) -> Work:
     gradients, compression = bucket.buffer(), state.compression
     name = f"{model}.{bucket.index()}"
     small, ctx = compression.compress(gradients)
-    place = _Place.of(bucket, gradients) if compression is NoneCompressor else None
-    if place is not None:
+    is_dense = gradients.layout == torch.strided
+    place = _Place.of(bucket, gradients) if is_dense and compression is NoneCompressor else None
+    if not is_dense:
+        rows = sparse_allreduce_async(small, name, state.op, state.process_set)
+        handle = rows._native
+    elif place is not None:
         memory = place.buffer
     else:
         memory = collectives.place(small)
         copied(small)
-    handle = collectives.reduced(
-        [memory], name, state.op, 1.0, 1.0, state.process_set, priority=bucket.index()
-    )
+    if is_dense:
+        handle = collectives.reduced(
+            [memory], name, state.op, 1.0, 1.0, state.process_set, priority=bucket.index()
+        )
 
     if bucket.is_last():
         note_step()
 
-    def finish(_: list[Any]) -> None:
-        if gradients.is_cuda:
+    def finish(results: list[Any]) -> None:
+        if not is_dense:
+            work.value = compression.decompress(rows._finish(results[0]), ctx)
+        elif gradients.is_cuda:
             _store_on_gpu(memory, small, ctx, compression, gradients)
         elif place is None or gradients.data_ptr() != place.memory.data_ptr():
             # DDP copies the gradients from the future's value, which may be shared memory.

@@ -423,6 +423,27 @@ def test_a_second_hook_is_refused_and_not_counted() -> None:
     compare_with_all(models, networks, in_one_pass, 1)
 
 
+@pytest.mark.parametrize("compression", ["none", "bf16"])
+def test_sparse_gradients(compression: str) -> None:
+    """Buckets of sparse gradients are exchanged by their rows."""
+    torch.manual_seed(3)
+    alone = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1))
+    state = gradwire.DdpHookState(compression=getattr(gradwire.Compression, compression))
+    model = DistributedDataParallel(copy.deepcopy(alone))
+    model.register_comm_hook(state, gradwire.ddp_hook)
+    size = dist.get_world_size()
+    given = torch.arange(3 * size).remainder(9).view(size, 3)
+    alone(given).mean().backward()
+    for _ in range(2):
+        model.zero_grad()
+        model(given[dist.get_rank()]).mean().backward()
+        own = model.module[0].weight.grad
+        assert own.is_sparse
+        torch.testing.assert_close(
+            own.to_dense(), alone[0].weight.grad.to_dense(), rtol=0.02, atol=1e-3
+        )
+
+
 def test_a_deleted_model_frees_its_memory() -> None:
     def in_use() -> int:
         model = distributed()
