@@ -20,6 +20,8 @@ from gradwire._world import session
 
 # In a broadcast of an object: who sends, and from which root the sender expects it.
 _ROOT = struct.Struct("<II")
+# Instead of a pickled object, which begins with another byte.
+_PROBLEM = b"!"
 
 
 def dumps(value: Any) -> bytes:
@@ -30,6 +32,25 @@ def dumps(value: Any) -> bytes:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return data
+
+
+def _packed(obj: Any) -> tuple[bytes, Exception | None]:
+    """Returns the pickled object, or a text for the other ranks and the error.
+
+    TELL: they wait for this rank.
+    """
+    try:
+        return dumps(obj), None
+    except Exception as error:  # the object's own functions may raise anything
+        text = f"rank {session().rank}: {type(error).__name__}: {error}"
+        return _PROBLEM + text.encode(errors="replace"), error
+
+
+def _unpacked(part: bytes) -> Any:
+    if part[:1] == _PROBLEM:
+        text = part[1:].decode(errors="replace")
+        raise InvalidRequest(f"an object can't be pickled on {text}", kind="invalid")
+    return pickle.loads(part)
 
 
 def _filled(data: bytes) -> _native.Buffer:
@@ -84,7 +105,8 @@ def broadcast_object(
         On the root, ``obj`` itself; on the other ranks, a copy of it.
 
     Raises:
-        InvalidRequest: An argument is invalid. Nothing was started.
+        InvalidRequest: An argument is invalid, and nothing was started; or the ranks name different
+            roots, the root has joined, or its object can't be pickled: then all ranks raise it.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
@@ -101,9 +123,9 @@ def broadcast_object(
         )
     # All members say which root they mean. Those that have joined say nothing.
     own = _ROOT.pack(session().rank, root_rank)
-    data = own + dumps(obj) if at_root else own
+    packed, problem = _packed(obj) if at_root else (b"", None)
     sent = None
-    for part in exchange(data, "broadcast-object", name, process_set):
+    for part in exchange(own + packed, "broadcast-object", name, process_set):
         rank, root = _ROOT.unpack_from(part)
         if root != root_rank:
             raise InvalidRequest(
@@ -112,13 +134,18 @@ def broadcast_object(
                 kind="invalid",
             )
         if rank == root:
-            sent = memoryview(part)[_ROOT.size :]
+            sent = part[_ROOT.size :]
     if sent is None:
         raise InvalidRequest(
             f"the root {root_rank} of this broadcast has joined; use a root that has not joined",
             kind="invalid",
         )
-    return obj if at_root else pickle.loads(sent)
+    if at_root and problem is None:
+        return obj
+    try:
+        return _unpacked(sent)
+    except InvalidRequest as error:
+        raise error from problem
 
 
 def allgather_object(
@@ -137,7 +164,8 @@ def allgather_object(
         The objects of all ranks, in rank order. A rank that has joined contributes none.
 
     Raises:
-        InvalidRequest: An argument is invalid. Nothing was started.
+        InvalidRequest: An argument is invalid, and nothing was started; or an object can't be
+            pickled: then all ranks raise it.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
     """
     return start_allgather(obj, name, process_set)()
@@ -145,6 +173,14 @@ def allgather_object(
 
 def start_allgather(obj: Any, name: str | None, process_set: ProcessSet) -> Callable[[], list[Any]]:
     """Starts ``allgather_object``; returns the function that waits for it."""
-    wait = _start(dumps(obj), "allgather-object", name, process_set)
-    # Joined members contribute nothing; no pickled object is empty.
-    return lambda: [pickle.loads(part) for part in wait() if part]
+    packed, problem = _packed(obj)
+    wait = _start(packed, "allgather-object", name, process_set)
+
+    def finish() -> list[Any]:
+        try:
+            # Joined members contribute nothing.
+            return [_unpacked(part) for part in wait()]
+        except InvalidRequest as error:
+            raise error from problem
+
+    return finish

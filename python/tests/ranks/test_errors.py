@@ -165,6 +165,24 @@ def test_objects_of_several_roots() -> None:
     assert gw.broadcast_object(gw.rank(), root_rank=1) == 1
 
 
+class Unsendable:
+    def __reduce__(self) -> str:
+        raise RuntimeError("it holds a file")
+
+
+def test_objects_that_can_not_be_pickled() -> None:
+    last = gw.size() - 1
+    own = Unsendable() if gw.rank() == last else 3
+    text = f"can't be pickled on rank {last}: RuntimeError: it holds a file"
+    for _ in range(2):
+        with pytest.raises(gw.InvalidRequest, match=text) as caught:
+            gw.broadcast_object(own, root_rank=last)
+        assert (caught.value.__cause__ is None) == (gw.rank() != last)
+        with pytest.raises(gw.InvalidRequest, match=text):
+            gw.allgather_object(own)
+    assert gw.broadcast_object(gw.rank(), root_rank=last) == last
+
+
 def test_arguments_of_other_types() -> None:
     for odd in (2**70, -1, "x", None):
         with pytest.raises(gw.InvalidRequest, match="must be a ProcessSet"):
