@@ -18,7 +18,7 @@ from gradwire._errors import InvalidRequest
 from gradwire._process_sets import ProcessSet, global_process_set, native_set
 from gradwire._world import session
 
-# In a broadcast of an object: who sends, and from which root the sender expects it.
+# The beginning of each part of a broadcast: the sender's rank, and its root_rank.
 _ROOT = struct.Struct("<II")
 # Instead of a pickled object, which begins with another byte.
 _PROBLEM = b"!"
@@ -121,7 +121,7 @@ def broadcast_object(
         raise InvalidRequest(
             f"the root, rank {root_rank}, is not a member of {process_set}", kind="invalid"
         )
-    # All members say which root they mean. Those that have joined say nothing.
+    # Every member sends its root_rank. Members that have joined send nothing.
     own = _ROOT.pack(session().rank, root_rank)
     packed, problem = _packed(obj) if at_root else (b"", None)
     sent = None
