@@ -37,6 +37,8 @@ BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || echo HEAD)
 CLIPPY ?= $(CARGO) clippy --workspace --all-targets -- -D warnings
 # CI sets this to `true` as well, because `make test` documents all libraries.
 DOC ?= RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+# The tests of the examples in documentation also document all libraries.
+DOCUMENTING := RUSTDOC=$(CURDIR)/scripts/document_and_test.sh
 # The most places that scripts/plain_words.py may find; each is normal English.
 MOST_WORDS := 40
 # What `make deny` checks.
@@ -76,10 +78,10 @@ test: ## every test, on a fresh machine too
 	lab/docs_tables.py --check --without rat --without byteps $(TARGET)/debug/gradwire-lab
 ifeq ($(NEXTEST),yes)
 	$(TORCH) $(CARGO) nextest run --workspace --test-threads $(AT_ONCE)
+	$(TORCH) $(DOCUMENTING) $(CARGO) test --doc --workspace
 else
-	$(TORCH) $(CARGO) test --workspace --bins --lib --tests --examples
+	$(TORCH) $(DOCUMENTING) $(CARGO) test --workspace
 endif
-	$(TORCH) RUSTDOC=$(CURDIR)/scripts/document_and_test.sh $(CARGO) test --doc --workspace
 	$(MAKE) python-test PROGRAMS=built
 
 lint: ## format, clippy, types, texts: what CI checks besides the tests
