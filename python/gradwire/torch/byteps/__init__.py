@@ -28,6 +28,7 @@ from gradwire import (
     size,
     synchronize,
 )
+from gradwire._byteps import init, resume, suspend
 from gradwire.torch._compression import Compression
 from gradwire.torch.byteps import parallel
 from gradwire.torch.byteps._ops import (
@@ -44,7 +45,6 @@ from gradwire.torch.byteps._optimizer import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from gradwire.torch.byteps._start import init, resume, suspend
 
 __all__ = [
     "Compression",
