@@ -40,11 +40,14 @@ MODULES = [
 if importlib.util.find_spec("tensorflow"):
     MODULES += [
         "gradwire.tensorflow",
+        "gradwire.tensorflow.byteps",
         "gradwire.tensorflow.compression",
+        "gradwire.tensorflow.elastic",
         "gradwire.tensorflow.functions",
         "gradwire.tensorflow.mpi_ops",
         "gradwire.keras",
         "gradwire.keras.callbacks",
+        "gradwire.keras.elastic",
     ]
 ERRORS = {
     name

@@ -86,7 +86,7 @@ from gradwire._built import (
     nccl_built,
     rocm_built,
 )
-from gradwire.keras import _backends, callbacks
+from gradwire.keras import _backends, callbacks, elastic
 from gradwire.keras._models import (
     broadcast_variables,
     load_model,
@@ -140,6 +140,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",

@@ -37,6 +37,19 @@ def broadcast_variables(
         variable.assign(handle.wait())
 
 
+def state_of(model: keras.Model, optimizer: Any) -> list[Any]:
+    """Returns the variables that a training changes: without metrics and states of random seeds.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer, which is built if it is not; None if there is none.
+    """
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    own = [] if optimizer is None else optimizer.variables
+    return list({id(each): each for each in [*model.weights, *own] if _is_number(each)}.values())
+
+
 def broadcast_model(model: keras.Model, root_rank: int) -> None:
     """Copies the root's model, with the state of its optimizer and metrics, to every rank."""
     optimizer = model.optimizer

@@ -23,14 +23,17 @@ import keras
 import numpy as np
 
 from gradwire import _world
+from gradwire._array_move_ops import allgather
 from gradwire._array_reduce_ops import allreduce
 from gradwire._errors import InvalidRequest
+from gradwire._ops import join
 from gradwire._process_sets import ProcessSet, global_process_set
-from gradwire.keras._models import broadcast_model
+from gradwire.keras._models import broadcast_model, broadcast_variables, state_of
 
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "JoinCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
@@ -85,6 +88,53 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def _broadcast(self) -> None:
         broadcast_model(self.model, self.root_rank)
         self.broadcast_done = True
+
+
+class JoinCallback(keras.callbacks.Callback):
+    """Lets the ranks have different numbers of batches.
+
+    At the end of an epoch, a rank with fewer batches joins: it waits, while the others go on with
+    averages over the ranks that still have batches. Then all ranks receive the weights and the
+    state of the optimizer from one that had the most batches.
+
+    It goes before all other callbacks that exchange something at the end of an epoch, such as
+    ``MetricAverageCallback``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begins to count batches.
+
+        Args:
+            epoch: Ignored.
+            logs: Ignored.
+        """
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts a batch.
+
+        Args:
+            batch: Its number within the epoch, from 0.
+            logs: Ignored.
+        """
+        self._batches = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Waits for the ranks that have more batches.
+
+        Args:
+            epoch: Ignored.
+            logs: Ignored.
+        """
+        join()
+        batches = allgather(np.array([self._batches]), "epoch.batches")
+        if batches.min() < batches.max():
+            state = state_of(self.model, self.model.optimizer)
+            broadcast_variables(state, int(batches.argmax()))
 
 
 class MetricAverageCallback(keras.callbacks.Callback):

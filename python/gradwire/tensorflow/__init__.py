@@ -81,6 +81,7 @@ from gradwire._built import (
     nccl_built,
     rocm_built,
 )
+from gradwire.tensorflow import elastic
 from gradwire.tensorflow._compression import (
     Compression,
     Compressor,
@@ -172,6 +173,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",

@@ -157,6 +157,101 @@ def test_a_rank_killed_in_a_compiled_step(job: Job, where: str) -> None:
         assert re.search(text, done.stdout), done.stdout
 
 
+ELASTIC = """
+import os, signal, sys, time
+from pathlib import Path
+import keras
+import numpy as np
+
+import gradwire.keras as hvd
+
+hvd.init()
+mark = Path(os.environ["TEST_FOLDER"]) / "killed"
+keras.utils.set_random_seed(hvd.rank())
+given = np.random.default_rng(0).normal(size=(400, 4)).astype("f4")
+inner = keras.layers.Dense(3, activation="tanh")
+model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+
+
+def begin(batch, logs=None):
+    if (state.epoch, state.batch, hvd.rank()) == (1, 4, 1) and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if hvd.size() < 3:
+        time.sleep(0.1)  # until the next rank has come
+
+
+@hvd.elastic.run
+def train(state):
+    print("TRAIN", hvd.rank(), hvd.size(), state.epoch, state.batch, flush=True)
+    while state.epoch < 3 or state.batch > 0 or hvd.size() < 3:
+        callbacks = [
+            keras.callbacks.LambdaCallback(on_train_batch_begin=begin),
+            hvd.elastic.UpdateEpochStateCallback(state),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.CommitStateCallback(state),
+        ]
+        model.fit(given, given[:, :1], batch_size=40, verbose=0, epochs=1, callbacks=callbacks)
+
+
+state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+train(state)
+steps = int(model.optimizer.iterations)
+total = sum(abs(keras.ops.convert_to_numpy(each)).sum(dtype="f8") for each in model.weights)
+print(f"END {hvd.rank()} {steps - 10 * state.epoch} {total!r}", flush=True)
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_fit_outlives_a_killed_rank(job: Job, backend: str) -> None:
+    options = ["--min-np", "2", "--blacklist-cooldown-range", "1", "1"]
+    done = job(ELASTIC, ranks=3, options=options, KERAS_BACKEND=backend, **QUIET)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"TRAIN \d 2 1 4$", done.stdout, re.MULTILINE), done.stdout
+    ends = re.findall(r"END \d (-?\d+) (\S+)", done.stdout)
+    assert len(ends) == 3 and len(set(ends)) == 1, done.stdout
+    assert ends[0][0] == "0", "no step is made twice, and none is missing"
+
+
+def test_a_compiled_step_outlives_a_killed_rank(job: Job) -> None:
+    done = job(
+        """
+        import os, signal
+        import tensorflow as tf
+        import gradwire.tensorflow as hvd
+
+        hvd.init()
+        weights = tf.Variable(tf.fill([5], float(hvd.rank() + 1)))
+
+        @tf.function
+        def step(by):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weights * by)
+            weights.assign_sub(hvd.DistributedGradientTape(tape).gradient(loss, weights))
+
+        @hvd.elastic.run
+        def train(state):
+            while state.step < 12:
+                if state.step == 7 and hvd.size() == 3 and hvd.rank() == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step(tf.constant(2.0))
+                state.step += 1
+                if state.step % 4 == 0:
+                    state.commit()
+
+        state = hvd.elastic.TensorFlowState([weights], step=0)
+        train(state)
+        print("END", hvd.size(), state.step, set(weights.numpy().tolist()), flush=True)
+        """,
+        ranks=3,
+        options=["--min-np", "2", "--blacklist-cooldown-range", "600", "600"],
+        **QUIET,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("END 2 12 {-23.0}") == 2, done.stdout
+
+
 def losses(said: str) -> list[float]:
     return [float(text) for text in re.findall(r"loss:? ([0-9.]+)", said)]
 

@@ -6,3 +6,4 @@ from gradwire.keras import *  # noqa: F403
 from gradwire.keras import Compression as Compression
 from gradwire.keras import __all__ as __all__
 from gradwire.keras import callbacks as callbacks
+from gradwire.keras import elastic as elastic

@@ -14,6 +14,7 @@ import pytest
 
 import gradwire as gw
 import gradwire.keras as hvd
+import gradwire.tensorflow.elastic
 
 BATCH = 12
 
@@ -240,3 +241,78 @@ def test_arguments_of_optimizers() -> None:
     with pytest.raises(gw.InvalidRequest, match="backward_passes_per_step=0"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0)
     assert hvd.Compression.bf16.__name__ == "BF16Compressor"
+
+
+def test_ranks_with_fewer_batches_join() -> None:
+    """The last step of the first rank alone has its own gradient."""
+    counts = [4 - rank % 3 for rank in range(gw.size())]
+    given = [
+        np.random.default_rng(9 + rank).normal(size=(2 * n, 6)) for rank, n in enumerate(counts)
+    ]
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), "mse")
+    own = given[gw.rank()].astype("f4")
+    callbacks = [hvd.callbacks.JoinCallback(), hvd.callbacks.MetricAverageCallback()]
+    options: Any = {"batch_size": 2, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+    model.fit(own, own.sum(1, keepdims=True) * 2, epochs=3, **options)
+
+    weights, velocity = np.ones(7) * [1, 1, 1, 1, 1, 1, 0], np.zeros(7)
+    for step in list(range(4)) * 3:
+        gradients = []
+        for data, batches in zip(given, counts):
+            if step < batches:
+                rows = np.c_[data[2 * step : 2 * step + 2], np.ones(2)]
+                error = rows @ weights - 2 * rows[:, :6].sum(1)
+                gradients.append(rows.T @ error)  # the mean of two squares
+        velocity = 0.9 * velocity - 0.05 * np.mean(gradients, 0)
+        weights = weights + velocity
+    found = np.concatenate([keras.ops.convert_to_numpy(each).ravel() for each in model.weights])
+    np.testing.assert_allclose(found, weights, rtol=1e-4, atol=1e-5)
+    assert int(model.optimizer.iterations) == 12
+
+
+def test_elastic_states_need_what_they_save() -> None:
+    with pytest.raises(gw.InvalidRequest, match="model is a int, not a model of Keras 3"):
+        hvd.elastic.KerasState(3)  # type: ignore[arg-type]
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.raises(gw.InvalidRequest, match=r"call model.build\(input_shape\)"):
+        hvd.elastic.KerasState(unbuilt)
+    state = hvd.elastic.ObjectState(batch=0)
+    with pytest.raises(gw.InvalidRequest, match="batches_per_commit=0: it must be a whole"):
+        hvd.elastic.CommitStateCallback(state, 0)
+    with pytest.raises(gw.InvalidRequest, match="variables is empty"):
+        gradwire.tensorflow.elastic.TensorFlowState()
+    with pytest.raises(gw.InvalidRequest, match="variables contains a int"):
+        gradwire.tensorflow.elastic.TensorFlowState([3])
+
+
+def test_states_of_other_models_are_an_error(several_ranks: None) -> None:
+    model = keras.Sequential(
+        [keras.Input((2 + gw.rank() // (gw.size() - 1),)), keras.layers.Dense(1)]
+    )
+    with pytest.raises(gw.InvalidRequest, match=r"variable 0 with shape .*make the same model"):
+        hvd.elastic.run(lambda state: None)(hvd.elastic.KerasState(model))
+
+
+def test_a_state_returns_to_its_commit() -> None:
+    model = model_of(gw.rank())
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+
+    @hvd.elastic.run
+    def train(state: Any) -> list[Any]:
+        weights = [keras.ops.convert_to_numpy(each) for each in model.weights]
+        fit(model, own=True, callbacks=[hvd.elastic.UpdateBatchStateCallback(state)], epochs=2)
+        return weights
+
+    before = train(state)
+    own = np.concatenate([each.ravel() for each in before])
+    assert np.array_equal(own, gw.broadcast(own, 0)), "that of rank 0"
+    assert int(model.optimizer.iterations) == 8 and state.batch == 0
+    state.restore()
+    assert int(model.optimizer.iterations) == 0
+    for variable, expected in zip(model.weights, before):
+        assert np.array_equal(keras.ops.convert_to_numpy(variable), expected)
+    state.batch = 3
+    fit(model, own=True, callbacks=[hvd.elastic.UpdateBatchStateCallback(state)], epochs=2)
+    assert int(model.optimizer.iterations) == 1 + 4, "the first epoch had 3 of 4 batches"

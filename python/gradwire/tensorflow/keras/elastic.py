@@ -1,0 +1,6 @@
+"""The module ``horovod.tensorflow.keras.elastic``: that of Keras 3, ``gradwire.keras.elastic``."""
+
+from __future__ import annotations
+
+from gradwire.keras.elastic import *  # noqa: F403
+from gradwire.keras.elastic import __all__ as __all__
