@@ -6,8 +6,10 @@ ranks would wait for it, so all ranks first tell each other (TELL).
 
 from __future__ import annotations
 
+import hashlib
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from gradwire.torch._adapter import check_no_overlap, describe
 from gradwire.torch._handles import wait_for_all
 from gradwire.torch._move_ops import broadcast_async_
 from gradwire.torch._packing import pack, unpack
-from gradwire.torch._pairing import Layout, in_order_of, layout_of, paired
+from gradwire.torch._pairing import Layout, check_kinds, in_order_of, layout_of, paired
 from gradwire.torch._parameters import without_waiting
 
 _copies = 0
@@ -42,8 +44,9 @@ def broadcast_parameters(
         process_set: The participating ranks. The default is all ranks.
 
     Raises:
-        InvalidRequest: An argument is invalid on one of the ranks, or it has a tensor that can't be
-            exchanged. Nothing was sent.
+        InvalidRequest: An argument is invalid on one of the ranks, it has a tensor that can't be
+            exchanged, or the ranks have parameters with other names, dtypes or shapes. All ranks
+            raise it. Nothing was sent.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
@@ -58,7 +61,15 @@ def broadcast_parameters(
         problem = _problem(tensors)
     except (TypeError, ValueError) as error:
         problem = str(error)
-    _tell(problem, "broadcast_parameters", process_set)
+    call, kinds = "broadcast_parameters", dict[str, str]()
+    if problem is None:
+        kinds = {name: f"{each.dtype} {list(each.shape)}" for name, each in tensors}
+    words = _tell(problem, call, process_set, (root_rank, _digest(kinds)))
+    if len({*words.values()}) > 1:
+        told = dict(allgather_object((rank(), kinds), f"{call}.kinds", process_set))
+        with _nothing_sent(call):
+            _check_roots({who: root for who, (root, _) in words.items()})
+            check_kinds(told)
     _broadcast(tensors, root_rank, process_set)
     global _copies
     _copies += 1
@@ -67,6 +78,10 @@ def broadcast_parameters(
 def copies() -> int:
     """Returns how often parameters have been copied to all ranks."""
     return _copies
+
+
+def _digest(kinds: Mapping[str, str]) -> bytes:
+    return hashlib.blake2b(repr(sorted(kinds.items())).encode(), digest_size=16).digest()
 
 
 def _named(params: Any) -> list[tuple[str, torch.Tensor]]:
@@ -176,13 +191,9 @@ def broadcast_optimizer_state(
     layouts: dict[int, Layout] = {}
     if len({*words.values()}) > 1:
         told = dict(allgather_object((rank(), layout), f"{call}.layouts", process_set))
-        try:
+        with _nothing_sent(call):
             _check_roots({who: root for who, (root, _) in words.items()})
             layouts = paired(told)
-        except InvalidRequest as error:
-            raise InvalidRequest(
-                f"{call}: nothing was sent, because {error}", kind="invalid"
-            ) from None
     packed = broadcast_object(packed, root_rank, "optimizer_state", process_set)
     at_root = rank() == root_rank
     if not at_root:
@@ -195,6 +206,15 @@ def broadcast_optimizer_state(
             groups = given["param_groups"]
             given["param_groups"] = in_order_of(layouts[rank()], layouts[root_rank], groups)
         load_optimizer_state(optimizer, given)
+
+
+@contextmanager
+def _nothing_sent(call: str) -> Iterator[None]:
+    """Returns a context whose errors say that the call has sent nothing."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{call}: nothing was sent, because {error}", kind="invalid") from None
 
 
 def _check_roots(roots: Mapping[int, int]) -> None:
@@ -219,7 +239,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
-    """Restores the dtypes of a state.
+    """Restores the dtypes of a state, and its texts.
 
     NAdam and ASGD keep wider states than bf16 parameters. Without this, the ranks would diverge.
     """
@@ -238,4 +258,5 @@ def _of_type(loaded: Any, given: Any) -> Any:
         return {key: _of_type(value, given.get(key)) for key, value in loaded.items()}
     if type(loaded) is type(given) and type(loaded) in (list, tuple):
         return type(loaded)(_of_type(*pair) for pair in zip(loaded, given))
-    return loaded
+    # PyTorch takes a text for a container.
+    return given if isinstance(given, (str, bytes)) else loaded

@@ -105,18 +105,9 @@ def _difference(one: int, ones: Layout, other: int, others: Layout) -> str | Non
     """Returns why the optimizers of two ranks can't be paired."""
     if ones.optimizer != others.optimizer:
         return f"rank {one} has an optimizer {ones.optimizer}, but rank {other} {others.optimizer}"
-    kinds, its = _kinds_by_name(ones), _kinds_by_name(others)
-    for rank, lacks, has in ((other, its, kinds), (one, kinds, its)):
-        only = [name for name in has if name not in lacks]
-        if only:
-            rest = f" and {len(only) - 3} more" if len(only) > 3 else ""
-            return (
-                f"the optimizer of rank {rank} lacks parameters that another rank has: "
-                f"{', '.join(only[:3])}{rest}"
-            )
-    for name, kind in kinds.items():
-        if its[name] != kind:
-            return f"{name} is {kind} on rank {one}, but {its[name]} on rank {other}"
+    problem = _difference_of_kinds(one, _kinds_by_name(ones), other, _kinds_by_name(others))
+    if problem is not None:
+        return problem
     if sorted(_keys(ones)) != sorted(_keys(others)):
         return f"ranks {one} and {other} have different groups of parameters"
     if ones.is_flat and ones.names != others.names:
@@ -125,6 +116,41 @@ def _difference(one: int, ones: Layout, other: int, others: Layout) -> str | Non
             "LBFGS is that of all parameters in their order"
         )
     return None
+
+
+def _difference_of_kinds(
+    one: int, kinds: Mapping[str, str], other: int, its: Mapping[str, str]
+) -> str | None:
+    """Returns how the parameters of two ranks differ."""
+    for rank, lacks, has in ((other, its, kinds), (one, kinds, its)):
+        only = [name for name in has if name not in lacks]
+        if only:
+            rest = f" and {len(only) - 3} more" if len(only) > 3 else ""
+            return (
+                f"rank {rank} lacks parameters that another rank has: {', '.join(only[:3])}{rest}"
+            )
+    for name, kind in kinds.items():
+        if its[name] != kind:
+            return f"{name} is {kind} on rank {one}, but {its[name]} on rank {other}"
+    return None
+
+
+def check_kinds(told: Mapping[int, Mapping[str, str]]) -> None:
+    """Compares the parameters of the ranks.
+
+    Args:
+        told: By rank, the names of its parameters, each with dtype and shape.
+
+    Raises:
+        InvalidRequest: They differ.
+    """
+    first, *others = sorted(told)
+    for other in others:
+        problem = _difference_of_kinds(first, told[first], other, told[other])
+        if problem is not None:
+            raise InvalidRequest(
+                f"{problem}. Pass the same parameters on all ranks", kind="invalid"
+            )
 
 
 def _kinds_by_name(layout: Layout) -> dict[str, str]:

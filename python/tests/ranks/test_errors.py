@@ -270,15 +270,16 @@ def test_a_failure_waits_for_other_operations() -> None:
     """Checks that a caller may retry immediately."""
     torch = pytest.importorskip("torch")
     import gradwire.torch as hvd
+    from gradwire.torch import _functions
 
     if alone():
         pytest.skip("needs two ranks")
     parameters = {"bad": torch.zeros(2), "good": torch.zeros(3)}
     if gw.rank() == 0:
+        pairs = [(f"parameter.{name}", each) for name, each in parameters.items()]
         with pytest.raises(gw.Disagreement, match="bad"):
-            hvd.broadcast_parameters(parameters, 0)
+            _functions._broadcast(pairs, 0, hvd.global_process_set)
     else:
-        gw.allgather_object((gw.rank(), None, None), "broadcast_parameters")  # it has no problem
         with pytest.raises(gw.Disagreement, match="bad"):
             hvd.broadcast(torch.zeros(5), 0, name="parameter.bad")
         time.sleep(0.3)  # rank 0 has failed by now

@@ -58,6 +58,38 @@ def test_tensors_that_can_not_be_exchanged() -> None:
                 hvd.broadcast_parameters({"expanded": expanded}, root)
 
 
+def test_parameters_that_differ_between_the_ranks() -> None:
+    last = hvd.size() - 1
+    if last == 0:
+        pytest.skip("needs two ranks")
+    net, wide, long = (
+        torch.nn.Linear(given, 2, dtype=dtype).state_dict()
+        for given, dtype in ((3, torch.float32), (3, torch.float64), (4, torch.float64))
+    )
+    more = {**net, "more": torch.ones(1)}
+    cases: list[tuple[Any, Any, int, str]] = [
+        (net, more, 0, "rank 0 lacks parameters that another rank has: parameter.more"),
+        (wide, net, 0, rf"bias is .*64 \[2\] .*32 .*rank {last}"),
+        (wide, long, 0, rf"weight is .* \[2, 3\] on rank 0, but .* \[2, 4\] on rank {last}"),
+        (wide, wide, hvd.rank(), "rank 0 passed root_rank=0, but rank 1 1"),
+    ]
+    for others, its, root, why in cases:
+        given = its if hvd.rank() == last else others
+        for _ in range(2):
+            with pytest.raises(
+                hvd.InvalidRequest, match=f"broadcast_parameters: nothing was sent, .*{why}"
+            ):
+                hvd.broadcast_parameters(given, root)
+
+
+def test_texts_in_the_state_of_an_optimizer() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter] = {"kind": "a", "list": ["b", 3]} if hvd.rank() == 0 else {}
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert optimizer.state[parameter] == {"kind": "a", "list": ["b", 3]}
+
+
 def test_arguments_that_are_wrong_on_one_rank() -> None:
     net = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
