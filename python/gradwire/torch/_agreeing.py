@@ -21,11 +21,13 @@ from gradwire.torch._agreement import Call
 from gradwire.torch._flights import Flights
 from gradwire.torch._functions import copies
 from gradwire.torch._gradient_state import Content
-from gradwire.torch._options import Options
+from gradwire.torch._options import OptionsOf
 from gradwire.torch._resumable import Waits
 from gradwire.torch._slots import Slot
 from gradwire.torch._spans import Span, overlapping
 from gradwire.torch._words import word_in_flight, word_of
+
+_SAME_OPTIONS = "Set it to the same value on all ranks before the step"
 
 
 def number_of(loss: Any) -> torch.Tensor | None:
@@ -57,8 +59,10 @@ class Agreeing(Flights):
         self._has_looked, self._copies = False, 0
         # What this rank reports about the loss of its closure.
         self._loss = 0
-        # Returns the options of the optimizer's groups.
-        self.options: Callable[[], Options] = list
+        # The options of the optimizer, which sets this.
+        self.options: OptionsOf
+        # Those of the last step and their word, if the ranks have not agreed in it.
+        self._stepped_with: tuple[list[dict[str, str]], int] | None = None
         super().__init__(*args, **kwargs)
 
     def _begin(self, *args: Any) -> None:
@@ -87,16 +91,18 @@ class Agreeing(Flights):
                     "other ranks make: call synchronize() on all ranks or on none"
                 )
             self._separate()
-            own = [about, self._word_of_options(call)]
+            own = [about, self._word_of_options(call), self._word_of_last_options()]
             own += [
                 word_of(slot, self.op, again) | self._stepped_bits(slot) for slot in self._by_name
             ]
         except Exception as error:
             # TELL: the other ranks would wait for this one.
             problem, about = error, about | _agreement.FAILED
-            own = [about, 0, *(word_in_flight(slot) for slot in self._by_name)]
+            own = [about, 0, 0, *(word_in_flight(slot) for slot in self._by_name)]
         self._steps = None  # if it fails
-        about, options, *unions = yield from self._agreement.exchange(self.identity.agreement, own)
+        about, options, last_options, *unions = yield from self._agreement.exchange(
+            self.identity.agreement, own
+        )
         self._steps = 0
         if _agreement.marks_differ(about):
             raise problem or _agreement.disagree(self.identity.several())
@@ -111,7 +117,9 @@ class Agreeing(Flights):
         if refusal is not None:
             difference: Exception | None = _agreement.disagree(refusal)
         else:
-            difference = yield from self._difference(about, options, words, steps)
+            difference = yield from self._difference(about, words, steps)
+            if difference is None:
+                difference = yield from self._difference_of_options(options, last_options)
         if difference is not None:
             yield from self._end_flights(words)
             raise problem or difference
@@ -126,7 +134,22 @@ class Agreeing(Flights):
         a first step with any options, so that there is a state to broadcast.
         """
         makes_step = self._exchanges > 0 and (call is Call.STEP or self._loss)
-        return _options.word(self.options()) if makes_step and self._checks_values else 0
+        if not makes_step or not self._compares_options:
+            return 0
+        return self.options.word(self.options.values())
+
+    def note_options(self) -> None:
+        """Notes the options of a step in which the ranks do not agree: they are compared later."""
+        if self._exchanges > 1 and self.takes_part() and self._compares_options:
+            values = self.options.values()
+            self._stepped_with = values, self.options.word(values)
+
+    @property
+    def _compares_options(self) -> bool:
+        return _world.session().check_gradients != "never"
+
+    def _word_of_last_options(self) -> int:
+        return 0 if self._stepped_with is None else self._stepped_with[1]
 
     def _stepped_bits(self, slot: Slot) -> int:
         """Returns whether the last step has seen a gradient, if there was one."""
@@ -137,19 +160,30 @@ class Agreeing(Flights):
         return _agreement.STEPPED if slot.stepped else _agreement.NOT_STEPPED
 
     def _difference(
-        self, about: int, options: int, words: dict[Slot, int], steps: int | None
+        self, about: int, words: dict[Slot, int], steps: int | None
     ) -> Waits[Exception | None]:
-        """Returns the error of ranks whose steps were different, or would be; None if equal."""
+        """Returns the error of ranks whose last steps were different; None if equal."""
         if _agreement.steps_differ(about):
             told = yield from self._told(steps, "steps")
             return AssertionError(_agreement.steps_missing(told))
         for slot, word in words.items():
             if word & _agreement.STEPPED and word & _agreement.NOT_STEPPED:
                 return AssertionError(_agreement.stepped_differently(slot.name))
-        if _checks.differ(options):
-            told = yield from self._told(self.options(), "options")
+        return None
+
+    def _difference_of_options(self, options: int, last_options: int) -> Waits[Exception | None]:
+        """Returns the error of ranks whose steps have other options; None if they are equal."""
+        stepped_with, self._stepped_with = self._stepped_with, None
+        if _checks.differ(last_options):
+            own = self.options.with_names(stepped_with[0] if stepped_with else [])
+            told = yield from self._told(own, "options")
             text = _options.difference(told)
-            return None if text is None else _agreement.disagree(text)
+            return None if text is None else _agreement.had_other_options(text)
+        if _checks.differ(options):
+            own = self.options.with_names(self.options.values())
+            told = yield from self._told(own, "options")
+            text = _options.difference(told)
+            return None if text is None else _agreement.disagree(f"{text}. {_SAME_OPTIONS}")
         return None
 
     def _separate(self) -> None:

@@ -8,7 +8,7 @@ its groups.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
@@ -20,50 +20,75 @@ from gradwire.torch._parameters import without_waiting
 # By group: the names of its parameters, and its options.
 Options = list[tuple[list[str], dict[str, str]]]
 
+# Not NumPy's, which are shown as Python's.
+_PLAIN = {type(None), bool, int, float, complex, str}
 # The class, among the options: a name that no option has.
 _CLASS = "(class)"
 
 
-def options_of(optimizer: Any, names: Mapping[int, str]) -> Options:
-    """Returns an optimizer's options.
+class OptionsOf:
+    """The options of a distributed optimizer.
 
     Args:
-        optimizer: The optimizer.
+        optimizer: Returns the optimizer.
         names: By the id of a parameter, its name.
     """
-    known, kind = getattr(optimizer, "defaults", {}), type(optimizer).__name__
-    return [
-        (
-            [names[id(parameter)] for parameter in without_waiting(group["params"])],
-            {
-                _CLASS: kind,
-                **{name: _shown(group[name]) for name in sorted(known) if name in group},
-            },
-        )
-        for group in optimizer.param_groups
-    ]
+
+    def __init__(self, optimizer: Callable[[], Any], names: Mapping[int, str]) -> None:
+        self._optimizer, self._names = optimizer, names
+        # Of each group: a number of its names, which takes longer to compute than its options.
+        self._sums: list[int] = []
+        # The groups at that time.
+        self._listed: list[int] | None = None
+        self._sizes: list[int] = []
+
+    def values(self) -> list[dict[str, str]]:
+        """Returns the present options of each group."""
+        optimizer = self._optimizer()
+        known = sorted(getattr(optimizer, "defaults", {}))
+        kind = {_CLASS: type(optimizer).__name__}
+        return [
+            kind | {name: _shown(group[name]) for name in known if name in group}
+            for group in optimizer.param_groups
+        ]
+
+    def with_names(self, values: Sequence[dict[str, str]]) -> Options:
+        """Returns options with the names of the parameters that are in the groups now."""
+        groups = self._optimizer().param_groups
+        return [(self._names_of(group), own) for group, own in zip(groups, values)]
+
+    def word(self, values: Sequence[dict[str, str]]) -> int:
+        """Returns a word of the options, whatever the order of groups and parameters."""
+        optimizer = self._optimizer()
+        groups = optimizer.param_groups
+        sizes = [len(group["params"]) for group in groups]
+        if optimizer._listed is not self._listed or sizes != self._sizes:
+            self._listed, self._sizes = optimizer._listed, sizes
+            self._sums = [
+                sum(zlib.crc32(name.encode()) for name in self._names_of(group)) for group in groups
+            ]
+        digest = 0
+        for names, own in zip(self._sums, values):
+            digest += names * (zlib.crc32(repr(own).encode()) | 1)
+        return _checks.word_of_digest(digest ^ digest >> 31)
+
+    def _names_of(self, group: dict[str, Any]) -> list[str]:
+        return [self._names[id(parameter)] for parameter in without_waiting(group["params"])]
 
 
 def _shown(value: Any) -> str:
     """Returns the text of a value; that of its type if it has none that ranks could compare."""
+    if type(value) in _PLAIN:
+        return repr(value)
     if isinstance(value, torch.Tensor):
         return str(value.tolist()) if value.numel() < 100 else "tensor"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_shown, value))})"
     if isinstance(value, Number) and hasattr(value, "item"):
         value = value.item()  # one of NumPy
-    if value is None or isinstance(value, (bool, int, float, complex, str)):
+    if isinstance(value, (bool, int, float, complex, str)):
         return repr(value)
     return type(value).__name__
-
-
-def word(options: Options) -> int:
-    """Returns a word of the options, whatever the order of groups and parameters."""
-    digest = 0
-    for names, values in options:
-        common = zlib.crc32(repr(values).encode())
-        digest += sum(zlib.crc32(name.encode(), common) for name in names)
-    return _checks.word_of_digest(digest)
 
 
 def difference(told: Sequence[tuple[int, Options]]) -> str | None:
@@ -89,8 +114,5 @@ def difference(told: Sequence[tuple[int, Options]]) -> str | None:
                 f"{value} on rank {', '.join(on)}" for value, on in ranks_by_value.items()
             )
             what = "class" if option == _CLASS else f"option {option}"
-            return (
-                f"the {what} of the optimizer for {name} differs between the ranks: "
-                f"{each}. Set it to the same value on all ranks before the step"
-            )
+            return f"the {what} of the optimizer for {name} differs between the ranks: {each}"
     return None

@@ -18,7 +18,7 @@ from gradwire.torch._adasum import checked_passes
 from gradwire.torch._agreement import Call
 from gradwire.torch._compression import Compressor
 from gradwire.torch._gradients import Exchange
-from gradwire.torch._options import options_of
+from gradwire.torch._options import OptionsOf
 from gradwire.torch._parameters import Parameters, without_waiting
 from gradwire.torch._wrapping import Wrapped, without_hooks
 
@@ -65,7 +65,7 @@ class Distributed(Wrapped):
         self._exchange, self._should_synchronize = exchange, True
         names = {id(parameter): slot.name for parameter, slot in exchange.slots.items()}
         own = weakref.ref(self)
-        exchange.options = lambda: options_of(own(), names)
+        exchange.options = OptionsOf(own, names)
         self._access = threading.local()
         self._known, self._listed = exchange.slots, []
         self._check_parameters()
@@ -78,6 +78,8 @@ class Distributed(Wrapped):
         """Exchanges the gradients, unless the program has done so and skips the agreement."""
         if self._should_synchronize or not self._synchronized or self._exchange.in_flight:
             self._finish(Call.STEP)
+        else:
+            self._exchange.note_options()
 
     def _before_parameters_are_read(self) -> None:
         """Waits for gradients being exchanged, before a program accesses a group's parameters."""

@@ -12,16 +12,9 @@ torch = pytest.importorskip("torch")
 from promised import backward, equal_everywhere, mean, wrapped, zeros  # noqa: E402
 
 import gradwire.torch as hvd  # noqa: E402
-from gradwire.torch import _checks  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("error")
 needs_two = pytest.mark.usefixtures("several_ranks")
-
-
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks compare options in all steps, as in the first ten of an optimizer."""
-    monkeypatch.setattr(_checks, "is_due", lambda *_: True)
 
 
 # Options
@@ -60,7 +53,7 @@ def switch(groups: list[dict[str, Any]]) -> None:
 )
 @pytest.mark.parametrize("closure", [False, True])
 def test_an_option_of_one_rank(
-    change: Callable[[Any], None], option: str, here: str, there: str, closure: bool, checked: None
+    change: Callable[[Any], None], option: str, here: str, there: str, closure: bool
 ) -> None:
     one, two = zeros(), zeros()
     groups = [{"params": [one]}, {"params": [two]}]
@@ -95,7 +88,51 @@ def test_an_option_of_one_rank(
 
 
 @needs_two
-def test_another_optimizer_on_one_rank(checked: None) -> None:
+@pytest.mark.parametrize("before", [2, 15])
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_rate_of_one_rank_is_seen_in_each_step(before: int, skip: bool) -> None:
+    """With ``skip_synchronize``, in the next exchange."""
+    parameter = zeros()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("a", parameter)])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        backward(parameter)
+        optimizer.synchronize()
+        if not skip:
+            optimizer.step()
+            return
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    for _ in range(before):
+        step()
+    if hvd.rank() == 0:
+        optimizer.param_groups[0]["lr"] = 0.5
+    if skip:
+        step()
+    kind, text = (
+        (AssertionError, "in the last step, the option lr .*, so the parameters")
+        if skip
+        else (hvd.InvalidRequest, r"option lr .*\. Set it to the same value")
+    )
+    for _ in range(2):  # each step is refused until that has changed
+        with pytest.raises(kind, match=text):
+            step()
+        if skip:
+            step()
+    optimizer.param_groups[0]["lr"] = 0.5
+    hvd.broadcast_parameters({"a": parameter.data}, 0)
+    if skip:
+        with pytest.raises(kind, match=text):
+            step()
+    step()
+    step()
+    equal_everywhere(parameter)
+
+
+@needs_two
+def test_another_optimizer_on_one_rank() -> None:
     parameter = zeros()
     kind = torch.optim.Adam if hvd.rank() == 0 else torch.optim.SGD
     optimizer = hvd.DistributedOptimizer(kind([parameter], lr=1.0), [("a", parameter)])
@@ -109,7 +146,7 @@ def test_another_optimizer_on_one_rank(checked: None) -> None:
         optimizer.step()
 
 
-def test_options_that_may_differ(checked: None) -> None:
+def test_options_that_may_differ() -> None:
     """The order and number of groups, and what the optimizer does not use."""
     parameters = [zeros(), zeros(), zeros()]
     if hvd.rank() % 2 == 0:
@@ -133,7 +170,7 @@ def test_options_that_may_differ(checked: None) -> None:
         assert parameters[2].tolist() == [-(step + 1) * mean()] * 3
 
 
-def test_schedulers_that_change_options(checked: None) -> None:
+def test_schedulers_that_change_options() -> None:
     parameter = zeros()
     optimizer = wrapped(parameter)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -217,8 +254,9 @@ def test_optimizers_in_different_orders(when: str) -> None:
     optimizers = [wrapped(one, names=[name]) for one, name in zip(parameters, names)]
     backward(*parameters)
     swap = hvd.rank() == 0
-    which = "; ".join(f"{at}: that of {names[at == 0]}" for at in range(hvd.size()))
-    with pytest.raises(hvd.InvalidRequest, match=f"in different orders; .*: {which}. Use them in"):
+    others = ", ".join(map(str, range(1, hvd.size())))
+    which = f"that of {names[1]} on rank 0; that of {names[0]} on rank {others}"
+    with pytest.raises(hvd.InvalidRequest, match=f"in different orders: {which}. Use them in"):
         if swap and when == "read":
             assert len(list(optimizers[1].param_groups[0]["params"])) == 1
         optimizers[swap].step()
