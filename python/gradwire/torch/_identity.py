@@ -19,12 +19,15 @@ job, all optimizers are introduced again.
 
 from __future__ import annotations
 
+import threading
 import weakref
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from gradwire import _epochs, _native, _process_sets, _world
+from gradwire._errors import InvalidRequest
 from gradwire._objects import start_allgather
 from gradwire._process_sets import ProcessSet
 from gradwire._staging import session
@@ -67,6 +70,28 @@ class _Introduced:
         self.indices: dict[int, int] = {}
         # By index and number, the optimizer.
         self.numbered: dict[int, weakref.WeakValueDictionary[int, Identity]] = {}
+        # The thread that introduces an optimizer.
+        self._thread: int | None = None
+
+    @contextmanager
+    def one_thread(self) -> Iterator[None]:
+        """Returns a context in which an optimizer is introduced, one at a time.
+
+        Raises:
+            InvalidRequest: Another thread introduces one.
+        """
+        own = threading.get_ident()
+        if self._thread not in (None, own):
+            raise InvalidRequest(
+                "two threads of this rank make the first step of an optimizer at the same time: "
+                "call step() of all optimizers in one thread, in the same order on all ranks",
+                kind="invalid",
+            )
+        self._thread = own
+        try:
+            yield
+        finally:
+            self._thread = None
 
 
 _session: _native.Session | None = None
@@ -177,18 +202,19 @@ class Identity:
         if self._index:
             return
         if digest not in known.indices:
-            name = f"optimizer{len(known.indices) + 1}.digest"
-            digests = yield start_allgather(digest, name, self.process_set)
-            if len({*digests}) > 1:
-                yield from self._differ(f"{name}.names")
-            known.indices[digest] = len(known.indices) + 1
+            with known.one_thread():
+                name = f"optimizer{len(known.indices) + 1}.digest"
+                digests = yield start_allgather(digest, name, self.process_set)
+                if len({*digests}) > 1:
+                    yield from self._differ(f"{name}.names")
+                known.indices[digest] = len(known.indices) + 1
         self._index = known.indices[digest]
 
     def _differ(self, name: str) -> Waits[None]:
         """Raises the error that the ranks' optimizers differ, on all of them."""
         own = self.description, {one.description.digest for one in _identities}
         told = yield start_allgather(own, name, self.process_set)
-        raise _agreement.disagree(difference(told))
+        raise _agreement.disagree(difference(dict(zip(self.process_set.ranks, told))))
 
     def agree_on_number(self) -> Waits[dict[int, list[str]]]:
         """Receives the number, or gives it to the ranks whose optimizer has none yet.
@@ -245,35 +271,58 @@ def _smallest_not_in(used: set[int]) -> int:
     return next(number for number in range(1, len(used) + 2) if number not in used)
 
 
-def difference(told: Sequence[tuple[Description, set[int]]]) -> str:
+def difference(told: Mapping[int, tuple[Description, set[int]]]) -> str:
     """Returns the text of the error that the optimizers of some ranks differ.
 
     Args:
         told: By rank, the description, and the digests of all optimizers that it has.
     """
-    given = [description for description, _ in told]
-    if all(one.digest in have for one in given for _, have in told):
-        which = "; ".join(f"{at}: that of {one.names[0]}" for at, one in enumerate(given[:8]))
+    given = {rank: description for rank, (description, _) in told.items()}
+    if all(one.digest in have for one in given.values() for _, have in told.values()):
+        which = _by_rank({rank: f"that of {one.names[0]}" for rank, one in given.items()})
         return (
-            "the ranks use several optimizers in different orders; by position in the process set: "
-            f"{which}. Use them in the same order on all ranks, and in one thread: step(), "
-            "synchronize(), and what reads the parameters of a group after a backward pass"
+            f"the ranks use several optimizers in different orders: {which}. Use them in the same "
+            "order on all ranks, and in one thread: step(), synchronize(), and what reads the "
+            "parameters of a group after a backward pass"
         )
-    common = set.intersection(*({*one.names} for one in given))
-    lines = []
-    for at, one in enumerate(given):
-        only = [name for name in one.names if name not in common]
-        if only:
-            lines.append(f"{at}: {', '.join(only[:5])}{', …' if len(only) > 5 else ''}")
-    if lines:
+    common = set.intersection(*({*one.names} for one in given.values()))
+    others = {
+        rank: [name for name in one.names if name not in common] for rank, one in given.items()
+    }
+    if any(others.values()):
+        which = _by_rank({rank: _first(names) for rank, names in others.items() if names})
         return (
-            "the optimizers of the ranks have parameters with different names; by position in the "
-            f"process set: {'; '.join(lines[:8])}. Give the same named_parameters on all ranks"
+            f"the optimizers of the ranks have parameters with different names: {which}. Give the "
+            "same named_parameters on all ranks"
         )
-    options = {one.options for one in given}
-    if len(options) > 1:
-        return f"the optimizers of the ranks have different options: {'; '.join(sorted(options))}"
+    options = {rank: one.options for rank, one in given.items()}
+    if len({*options.values()}) > 1:
+        return (
+            f"the optimizers of the ranks have different options: {_by_rank(options)}. Give the "
+            "same options on all ranks"
+        )
+    every = [{*one.groups} for one in given.values()]
+    shared = set.intersection(*every)
+    different = {
+        rank: next((f"({_first(group)})" for group in one.groups if group not in shared), "others")
+        for rank, one in given.items()
+    }
     return (
-        "the optimizers of the ranks have different groups of parameters: give the same groups on "
-        "all ranks"
+        f"the optimizers of the ranks have different groups of parameters: {_by_rank(different)}. "
+        "Give the same groups on all ranks"
     )
+
+
+def _first(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
+
+
+def _by_rank(texts: Mapping[int, str]) -> str:
+    """Returns each text with its ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        ranks.setdefault(text, []).append(rank)
+    each = [
+        f"{text} on rank {_first([str(rank) for rank in which])}" for text, which in ranks.items()
+    ]
+    return "; ".join(each[:8])
