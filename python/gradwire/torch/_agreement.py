@@ -172,7 +172,7 @@ def error_of(name: str, word: int, layout: object) -> Exception | None:
         return AssertionError(
             f"the gradient of {name} was changed while it was being exchanged, on this rank or "
             "another: after the backward pass, call optimizer.synchronize() before clipping, "
-            "scaling or replacing gradients"
+            "scaling or replacing gradients; and leave out DDP and other exchanges of gradients"
         )
     if word & DROPPED and word & PRESENT:
         return AssertionError(
@@ -226,8 +226,8 @@ def steps_missing(told: Sequence[tuple[int, int | None]]) -> str:
     most = max(count for _, count in told if count is not None)
     behind = ", ".join(str(rank) for rank, count in told if count not in (most, None))
     return (
-        f"rank {behind} has not made the last step that other ranks have made, perhaps because "
-        f"of an exception, {_RECOVER}"
+        f"rank {behind} has not completed the last step that other ranks have made, perhaps "
+        f"because of an exception in it or in a hook, {_RECOVER}"
     )
 
 
@@ -237,6 +237,15 @@ def stepped_differently(name: str) -> str:
         f"only some ranks had a gradient of {name} in the last step, because it was dropped or set "
         f"after its exchange, before skip_synchronize() or in a hook, {_RECOVER}"
     )
+
+
+def had_other_options(what: str) -> Exception:
+    """Returns the error that ranks have made the last step with different options.
+
+    Args:
+        what: The difference.
+    """
+    return AssertionError(f"in the last step, {what}, {_RECOVER}")
 
 
 def deleted(ranks: Sequence[int]) -> str:

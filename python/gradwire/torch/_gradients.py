@@ -117,16 +117,28 @@ class Exchange(Agreeing):
                     self._ahead = begun
                 if begun >= call:
                     return
-            if self._ahead < call:
+            # With other gradients since then, this is another step. If some ranks have made the
+            # interrupted one, the agreement tells all of them.
+            if self._ahead < call or self.fired:
                 self._finishing = call, Resumable(self._exchange(call, check))
                 self._complete()
-            elif self.fired:
-                raise AssertionError(
-                    "gradients were computed after this rank had exchanged those of a step that "
-                    "other ranks have made: call synchronize() on all ranks or on none"
-                )
             elif self._ahead == call:
                 self._ahead = Call.NONE
+
+    def ready(self, slot: Slot) -> None:
+        """Called when a backward pass has accumulated a gradient."""
+        if self._finishing is not None and self.in_flight:
+            # TELL: the program has dropped an interrupted step, for which the other ranks wait.
+            call = self._finishing[0]
+            try:
+                self.finish(call)
+            except AssertionError as error:
+                raise AssertionError(
+                    f"an exception has interrupted {call.name.lower()}(), and the "
+                    "program has gone on with another backward pass: call it again first, then it "
+                    "goes on"
+                ) from error
+        super().ready(slot)
 
     def _complete(self) -> None:
         """Runs ``_finishing`` to its end."""

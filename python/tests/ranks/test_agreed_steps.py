@@ -316,7 +316,7 @@ def test_one_rank_does_not_make_a_step(again: bool, sent: str) -> None:
     if hvd.rank() > 0 or not again:
         optimizer.zero_grad()
         backward(parameter)
-    with pytest.raises(AssertionError, match="rank 0 has not made the last step"):
+    with pytest.raises(AssertionError, match="rank 0 has not completed the last step"):
         optimizer.step()
     hvd.broadcast_parameters([parameter], hvd.size() - 1)
     optimizer.zero_grad()

@@ -278,6 +278,41 @@ def test_another_call_after_an_interruption(calls: str, sent: str) -> None:
 
 
 @needs_two
+@pytest.mark.parametrize("completed", [True, False])
+def test_an_interrupted_step_is_dropped(completed: bool, sent: str) -> None:
+    """The rank goes on with the next batch: then all ranks get the same error, and none waits."""
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+    for step in range(3):
+        parameter.grad = None  # as ``model.zero_grad()``; that of the optimizer would refuse
+        if step == 2 and hvd.rank() == 0 and not completed and sent == "early":
+            with pytest.raises(AssertionError, match=r"has interrupted step\(\), and the program"):
+                backward(parameter)
+            parameter.grad = None
+        backward(parameter)
+        if step == 1 and hvd.rank() == 0:
+            with pytest.raises(Interrupted), alarm(0.5):
+                optimizer.step()
+        if step == 1:
+            hvd.barrier()
+        if step == 1 and hvd.rank() == 0:
+            if completed:
+                optimizer.synchronize()
+            parameter.grad = None
+            continue
+        if step < 2:
+            optimizer.step()
+            continue
+        with pytest.raises(AssertionError, match="rank 0 has not completed the last step"):
+            optimizer.step()
+    hvd.broadcast_parameters([parameter], hvd.size() - 1)
+    optimizer.zero_grad()
+    backward(parameter)
+    optimizer.step()
+    assert parameter.tolist() == [-3 * mean()] * 3
+
+
+@needs_two
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_one_gradient_of_several_parameters(everywhere: bool, op: Any, sent: str) -> None:
