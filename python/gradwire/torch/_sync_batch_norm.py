@@ -220,12 +220,11 @@ class SyncBatchNorm(_BatchNorm):
             GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         self._check_input_dim(input)
-        own = not self.training and self.running_mean is not None
-        if own or not is_initialized() or members(self._process_set) == 1:
+        if not self.training or not is_initialized() or members(self._process_set) == 1:
             return super().forward(input)
         running = None
         momentum = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.running_mean is not None and self.running_var is not None:
+        if self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
