@@ -17,8 +17,8 @@ _RANKS = 2**32 - 1
 _ROWS = 2**63 - 1
 
 
-def whole_number(name: str, value: Any, most: int = _RANKS) -> int:
-    """Returns a whole number from 0 to ``most``, such as a rank, a tag or a process set id.
+def whole_number(name: str, value: Any, most: int = _RANKS, *, least: int = 0) -> int:
+    """Returns a whole number, such as a rank, a tag or a process set id.
 
     Raises:
         InvalidRequest: It is not one.
@@ -27,11 +27,13 @@ def whole_number(name: str, value: Any, most: int = _RANKS) -> int:
         number = operator.index(value)
     except TypeError:
         number = -1
-    if not 0 <= number <= most:
-        raise InvalidRequest(
-            f"{name}={value!r}: it must be a whole number from 0 to {most}", kind="invalid"
-        )
-    return number
+    if number > most:
+        text = f"a whole number from {least} to {most}"
+    elif number < least:
+        text = f"a whole number, at least {least}"
+    else:
+        return number
+    raise InvalidRequest(f"{name}={value!r}: it must be {text}", kind="invalid")
 
 
 def whole_numbers(name: str, values: Iterable[Any], most: int = _RANKS) -> list[int]:
@@ -82,6 +84,11 @@ def compressor(value: Any) -> Any:
         text = f"compression={value!r}: it must be one of hvd.Compression, such as Compression.fp16"
         raise InvalidRequest(text, kind="invalid")
     return value
+
+
+def compressor_name(value: Any) -> str:
+    """Returns the name of a compressor, which may be a class or an object."""
+    return str(getattr(value, "__name__", type(value).__name__))
 
 
 def factor(name: str, value: Any) -> float:

@@ -183,7 +183,7 @@ def DistributedOptimizer(
         )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise InvalidRequest(_LOSS_SCALE, kind="invalid")
-    passes = whole_number("backward_passes_per_step", backward_passes_per_step)
+    passes = whole_number("backward_passes_per_step", backward_passes_per_step, least=1)
     exchange = _backends.exchange(
         compression,
         sparse_as_dense,
@@ -193,7 +193,7 @@ def DistributedOptimizer(
         process_set,
     )
     if passes != 1:
-        if passes == 0 or optimizer.built or optimizer.gradient_accumulation_steps:
+        if optimizer.built or optimizer.gradient_accumulation_steps:
             raise InvalidRequest(
                 f"backward_passes_per_step={passes} needs an optimizer that has made no step and "
                 "has no gradient_accumulation_steps",

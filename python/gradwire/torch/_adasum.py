@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from gradwire import _epochs, _native, _world
-from gradwire._arguments import whole_number
+from gradwire._arguments import compressor_name, whole_number
 from gradwire._ops import Adasum, ReduceOp
 from gradwire._process_sets import ProcessSet, native_set
 from gradwire.torch import _agreement
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement
-from gradwire.torch._compression import Compressor
+from gradwire.torch._compression import Compressor, decompressed
 from gradwire.torch._identity import Description, Identity
 from gradwire.torch._resumable import Resumable, Waits
 from gradwire.torch._wrapping import Wrapped, without_hooks
@@ -37,9 +37,7 @@ def checked_passes(passes: int) -> int:
     Raises:
         ValueError: It is not a whole number, or less than 1.
     """
-    if whole_number("backward_passes_per_step", passes) < 1:
-        raise ValueError(f"backward_passes_per_step={passes}: it must be at least 1")
-    return passes
+    return whole_number("backward_passes_per_step", passes, least=1)
 
 
 def _word(old: torch.Tensor, parameter: torch.Tensor) -> int:
@@ -59,9 +57,10 @@ class PendingChange:
     ) -> None:
         self.handle, self.buffer, self.small, self.ctx = handle, buffer, small, ctx
 
-    def result(self, compression: type[Compressor]) -> torch.Tensor:
+    def result(self, compression: type[Compressor], like: torch.Tensor) -> torch.Tensor:
         """Returns the combined change, after a wait for the handle."""
-        return compression.decompress(collectives.adapter.view(self.buffer, self.small), self.ctx)
+        small = collectives.adapter.view(self.buffer, self.small)
+        return decompressed(compression, small, self.ctx, like)
 
 
 class DistributedAdasum(Wrapped):
@@ -88,7 +87,7 @@ class DistributedAdasum(Wrapped):
         self._compression, self.process_set = compression, process_set
         self.backward_passes_per_step = passes
         names = tuple(name for name, _ in self._names)
-        options = f"op=Adasum, compression={compression.__name__}"
+        options = f"op=Adasum, compression={compressor_name(compression)}"
         # A step waits for all its operations, so it needs no number.
         described = Description(names, (), options)
         self._identity = Identity(described, process_set, has_number=False)
@@ -217,7 +216,7 @@ class DistributedAdasum(Wrapped):
         for change, (old, _, parameter) in zip(pending, changes):
             yield change.handle.wait
             with torch.no_grad():
-                parameter.copy_(old + change.result(self._compression))
+                parameter.copy_(old + change.result(self._compression, old))
 
     def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
         named = [(name, twins[p]) for name, p in self._names if p in twins]

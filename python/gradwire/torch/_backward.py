@@ -17,6 +17,7 @@ import torch
 from torch.autograd import Variable
 
 from gradwire import _epochs, _native, _world
+from gradwire._arguments import compressor_name
 from gradwire._ops import Average, ReduceOp, Sum
 from gradwire._process_sets import ProcessSet, global_process_set, native_set
 from gradwire._staging import session
@@ -94,7 +95,7 @@ class Submissions:
         self.submitted: set[Slot] = set()
         # A backward pass has accumulated a gradient since the last exchange.
         self.fired = False
-        options = f"op={op.name}, compression={compression.__name__}"
+        options = f"op={op.name}, compression={compressor_name(compression)}"
         described = Description(
             tuple(slot.name for slot in self._by_name),
             tuple(tuple(slot.name for slot in group) for group in self.groups),
@@ -240,7 +241,8 @@ class Submissions:
         if gradient.requires_grad:
             raise AssertionError(
                 f"the gradient of {slot.name} has its own graph (backward(create_graph=True)), "
-                "which the exchange between ranks would cut off"
+                "which the exchange between ranks would cut off: use torch.autograd.grad() for "
+                "what is differentiated again"
             )
         if slot.base is not None:
             slot.note_content(Content.OWN)  # for ``check_base``

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from gradwire._arguments import compressor_name
+from gradwire._errors import InvalidRequest
+
 
 class Compressor:
     """Compresses and decompresses tensors. Programs can define subclasses.
@@ -91,6 +94,33 @@ class BF16Compressor(FP16Compressor):
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return _cast(tensor, torch.bfloat16)
+
+
+_OWN = NoneCompressor, FP16Compressor, BF16Compressor
+
+
+def is_own(compression: Any) -> bool:
+    """Returns whether a compressor is one of these: what they leave as it is stays so."""
+    return (compression if isinstance(compression, type) else type(compression)) in _OWN
+
+
+def decompressed(
+    compression: type[Compressor], small: torch.Tensor, ctx: Any, like: torch.Tensor
+) -> torch.Tensor:
+    """Returns a decompressed gradient.
+
+    Raises:
+        InvalidRequest: The compressor of the program returns another shape.
+    """
+    found = compression.decompress(small, ctx)
+    if getattr(found, "shape", None) != like.shape:
+        returned = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        raise InvalidRequest(
+            f"compression={compressor_name(compression)}: decompress() returned {returned} for a "
+            f"tensor of shape {list(like.shape)}",
+            kind="invalid",
+        )
+    return found
 
 
 class Compression:

@@ -94,9 +94,7 @@ def check_consistency(
             hvd.check_consistency(model, optimizer, every=100)
         ```
     """
-    every = whole_number("every", every)
-    if every < 1:
-        raise InvalidRequest(f"every must be at least 1, not {every}", kind="invalid")
+    every = whole_number("every", every, least=1)
     if not isinstance(model, torch.nn.Module):
         raise InvalidRequest(
             f"model is a {type(model).__name__}, not a torch.nn.Module", kind="invalid"

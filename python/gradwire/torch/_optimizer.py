@@ -15,7 +15,7 @@ import torch
 
 from gradwire._arguments import compressor, factor, whole_number
 from gradwire._errors import InvalidRequest
-from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
+from gradwire._ops import Adasum, Average, ReduceOp, Sum, reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire._world import is_initialized, session
 from gradwire.elastic import State
@@ -83,6 +83,8 @@ def _groups(
     """Returns the parameters of each request; a large group is split into several requests."""
     if groups is None:
         return []
+    if isinstance(groups, bool):
+        raise ValueError("groups must be a number, or lists of the optimizer's parameters")
     if not isinstance(groups, Iterable):
         count = min(whole_number("groups", groups), len(trainable))
         each, more = divmod(len(trainable), max(count, 1))
@@ -193,6 +195,8 @@ def DistributedOptimizer(
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set={process_set!r}: it must be a ProcessSet")
     op = reduce_op(op)
+    if op not in (Average, Sum, Adasum):
+        raise ValueError(f"op={op.name}: gradients are reduced by Average, Sum or Adasum")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor requires op=Average")
     if factor("gradient_predivide_factor", gradient_predivide_factor) <= 0:

@@ -19,7 +19,7 @@ from gradwire._staging import session
 from gradwire.torch import _cuda
 from gradwire.torch._adapter import OVERLAPS, as_tensor, collectives, describe
 from gradwire.torch._batches import Loads, Stores
-from gradwire.torch._compression import Compressor, NoneCompressor
+from gradwire.torch._compression import Compressor, NoneCompressor, decompressed, is_own
 from gradwire.torch._gradient_state import Content, GradientState
 from gradwire.torch._parts import is_a_part
 from gradwire.torch._places import Place, is_alone, layout_of
@@ -137,7 +137,7 @@ class Slot(GradientState):
         if compression is NoneCompressor:
             return place.buffer
         small, ctx = compression.compress(place.memory)
-        if small is place.memory:
+        if small is place.memory and is_own(compression):
             return place.buffer
         compressed = collectives.place(small)
         self.compressed = (compressed, small, ctx)
@@ -181,16 +181,15 @@ class Slot(GradientState):
             small = torch.empty_like(like)
 
             def decompress() -> None:
-                gradient.copy_(compression.decompress(small, ctx))
+                gradient.copy_(decompressed(compression, small, ctx, gradient))
                 add_base()
 
             stores.add(buffer, as_tensor(buffer), small, decompress)
             return
         if compressed is not None and exchanged is not None:
             buffer, like, ctx = compressed
-            exchanged.memory.copy_(
-                compression.decompress(collectives.adapter.view(buffer, like), ctx)
-            )
+            small = collectives.adapter.view(buffer, like)
+            exchanged.memory.copy_(decompressed(compression, small, ctx, exchanged.memory))
         if exchanged is not None and not exchanged.holds(gradient):
             if gradient.is_cuda:
                 stores.add(exchanged.buffer, exchanged.memory, gradient, add_base)

@@ -163,6 +163,29 @@ def test_compressed_gradients(small: str) -> None:
     bits_are_the_same_everywhere(net)
 
 
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_compressors_of_programs(op: Any) -> None:
+    class Wrong(hvd.Compressor):
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> Any:
+            return tensor, None
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+            return tensor.sum()
+
+    net, (expected, _) = model(), alone(sgd)
+    if op == hvd.Average:
+        made, _, _ = together(sgd, compression=hvd.Compression.bf16())
+        parameters_are_near(made, expected, within=0.05)
+    optimizer = distributed(net, compression=Wrong(), op=op)
+    if hvd.size() == 1:
+        return  # nothing is exchanged
+    loss_of(net, *map(part, batch(0))).backward()
+    with pytest.raises(hvd.InvalidRequest, match=r"Wrong: decompress\(\) returned \[\] for a"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_scaled_gradients(by_hand: bool) -> None:
     try:
@@ -247,6 +270,9 @@ def test_invalid_optimizer_arguments() -> None:
         ({"named_parameters": net.parameters()}, "pairs"),
         ({"named_parameters": enumerate(net.parameters())}, "pairs"),
         ({"backward_passes_per_step": 0}, "at least 1"),
+        ({"backward_passes_per_step": -1}, "at least 1"),
+        ({"op": hvd.Max}, "op=max: gradients are reduced by"),
+        ({"groups": True}, "groups must be"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "op=Average"),
         ({"groups": [[names[0][1]], [names[0][1]]]}, "more than one group"),
         ({"groups": -1}, "groups=-1"),

@@ -35,13 +35,14 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import _native
+from gradwire._arguments import compressor
 from gradwire._errors import InvalidRequest
-from gradwire._ops import Average, ReduceOp
+from gradwire._ops import Average, ReduceOp, reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire._world import note_step, session
 from gradwire.elastic import State
 from gradwire.torch._adapter import as_tensor, collectives
-from gradwire.torch._compression import Compression, Compressor, NoneCompressor
+from gradwire.torch._compression import Compression, Compressor, NoneCompressor, decompressed
 from gradwire.torch._slots import copied
 from gradwire.torch._sparse import sparse_allreduce_async
 from gradwire.torch.distributed._ddp_steps import PatientWork, Skip
@@ -73,7 +74,7 @@ class DdpHookState:
             ``ObjectState(step=0)`` for the place in the loop.
 
     Raises:
-        ValueError: ``on_loss`` is invalid, or can't be combined with the other arguments.
+        ValueError: An argument is invalid, or can't be combined with the others.
         InvalidRequest: This process has an optimizer with ``on_loss="skip"`` already.
         NotInitialized: ``init()`` has not been called; with ``on_loss="skip"`` only.
 
@@ -96,6 +97,15 @@ class DdpHookState:
         optimizer: Optional[torch.optim.Optimizer] = None,  # noqa: UP045
         state: Optional[State] = None,  # noqa: UP045
     ) -> None:
+        compressor(compression)
+        op = reduce_op(op)
+        if not isinstance(process_set, ProcessSet):
+            raise ValueError(f"process_set={process_set!r}: it must be a ProcessSet")
+        if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+            raise ValueError(
+                f"timeout={timeout!r}: it must be a positive datetime.timedelta, such as "
+                "timedelta(minutes=30)"
+            )
         _check_loss(on_loss, optimizer, state, process_set)
         self.process_set, self.compression, self.op, self.timeout = (
             process_set,
@@ -223,7 +233,7 @@ def _store_on_gpu(
         return
     # These compressors only convert, and so does the copy.
     casts = compression in (Compression.fp16, Compression.bf16)
-    overwrite(gradients, small if casts else compression.decompress(small, ctx))
+    overwrite(gradients, small if casts else decompressed(compression, small, ctx, gradients))
 
 
 _default: Optional[DdpHookState] = None  # noqa: UP045 - DDP needs real types
@@ -300,12 +310,14 @@ def _exchange(state: Any, model: str, bucket: GradBucket) -> Work:
 
     def finish(results: list[Any]) -> None:
         if not is_dense:
-            work.value = compression.decompress(rows._finish(results[0]), ctx)
+            rows_of_all = rows._finish(results[0])
+            work.value = decompressed(compression, rows_of_all, ctx, gradients)
         elif gradients.is_cuda:
             _store_on_gpu(memory, small, ctx, compression, gradients)
         elif place is None or gradients.data_ptr() != place.memory.data_ptr():
             # DDP copies the gradients from the future's value, which may be shared memory.
-            work.value = compression.decompress(collectives.adapter.view(memory, gradients), ctx)
+            result = collectives.adapter.view(memory, gradients)
+            work.value = decompressed(compression, result, ctx, gradients)
 
     work = (Work if state.skip is None else PatientWork)(
         f"the bucket {name!r} of DDP",

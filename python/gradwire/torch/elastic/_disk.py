@@ -201,9 +201,7 @@ class Disk:
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: int) -> None:
-        if whole_number("every", every) < 1:
-            raise InvalidRequest(f"every={every}: it must be at least 1", kind="invalid")
-        self.directory, self.every = Path(directory), every
+        self.directory, self.every = Path(directory), whole_number("every", every, least=1)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         # What the thread writes next: the number, the JSON, and the tensors.

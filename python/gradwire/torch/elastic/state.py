@@ -185,7 +185,13 @@ class OptimizerStateHandler(_Copies):
 
     def restore(self) -> None:
         """Copies the state back. Gradients since then are dropped."""
-        self.value.zero_grad()  # raises while gradients are exchanged: before anything has changed
+        try:
+            self.value.zero_grad()
+        except AssertionError:
+            raise AssertionError(
+                "restore() was called after backward() but before step() or synchronize(), while "
+                "the gradients are still being exchanged: call one of these first, on all ranks"
+            ) from None  # nothing has changed
         load_optimizer_state(self.value, _kept(self._saved))
 
     def sync(self) -> None:
