@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import signal
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
+import horovods
 import pytest
 from launching import LAUNCHER, LIMIT, needs_torch, running, until
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 TRAINING = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--epochs", "4", "--batch", "48"]
-HOROVOD = "0.19.5"  # the last release whose source package contains the tests for PyTorch
 HOROVODS_TESTS = {
     "test_torch.py": "f7897ae830048c16468112316538a5ad8f9bed3418d71a5a5726e21be69c97ff",
     "test_stall.py": "ccaf77bb3eadb15b1756e5cac5ec477aec3d8795bb5ea626d8bfb448b13ee5c5",
@@ -172,32 +170,7 @@ def test_a_function_as_a_job() -> None:
 
 @pytest.fixture(scope="module")
 def horovods_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder of Horovod's own tests for PyTorch, from its source package."""
-    kept = Path(sys.prefix) / f"horovod-{HOROVOD}"
-    if not all((kept / name).exists() for name in HOROVODS_TESTS):
-        folder = tmp_path_factory.mktemp("horovod")
-        words = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-        ]
-        words += ["--no-binary", "horovod", "--dest", str(folder), f"horovod=={HOROVOD}"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
-        if done.returncode != 0:
-            pytest.skip(f"Horovod's source package can't be had: {done.stderr.strip()[-300:]}")
-        with tarfile.open(next(folder.glob("*.tar.gz"))) as package:
-            for name, digest in HOROVODS_TESTS.items():
-                member = package.extractfile(f"horovod-{HOROVOD}/test/{name}")
-                assert member is not None
-                content = member.read()
-                assert hashlib.sha256(content).hexdigest() == digest
-                kept.mkdir(exist_ok=True)
-                (kept / name).write_bytes(content)
-    return kept
+    return horovods.tests_in(tmp_path_factory.mktemp("horovod"), HOROVODS_TESTS)
 
 
 def test_horovods_own_tests(horovods_tests: Path) -> None:
@@ -208,9 +181,7 @@ def test_horovods_own_tests(horovods_tests: Path) -> None:
     assert len(tests) == 47 and DIFFERENT.keys() <= set(tests)
     chosen = [f"TorchTests.{test}" for test in tests if test not in DIFFERENT]
     words = [sys.executable, str(EXAMPLES / "real_horovod.py"), str(script), *chosen]
-    said = run(
-        words, PYTHONPATH=str(Path(__file__).parent / "horovods_helpers"), PYTHONWARNINGS="ignore"
-    )
+    said = run(words, **horovods.VARIABLES)
     assert said.startswith(
         "line 36: import horovod.torch as hvd  ->  import gradwire.torch as hvd\n"
     ), said

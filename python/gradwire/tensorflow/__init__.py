@@ -81,13 +81,14 @@ from gradwire._built import (
     nccl_built,
     rocm_built,
 )
-from gradwire.tensorflow import elastic
+from gradwire.tensorflow import elastic, util
 from gradwire.tensorflow._compression import (
     Compression,
     Compressor,
 )
 from gradwire.tensorflow._functions import (
     allgather_object,
+    broadcast_global_variables,
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,
@@ -165,6 +166,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
@@ -209,4 +211,5 @@ __all__ = [
     "start_timeline",
     "stats",
     "stop_timeline",
+    "util",
 ]

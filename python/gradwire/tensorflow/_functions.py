@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradwire import _objects
+from gradwire._errors import InvalidRequest
 from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire.tensorflow._move_ops import broadcast_
 from gradwire.tensorflow._running import as_python
@@ -41,6 +42,24 @@ def broadcast_variables(
     """
     del inplace
     broadcast_(variables, root_rank, None, process_set)
+
+
+@as_python
+def broadcast_global_variables(root_rank: int) -> None:
+    """Raises an error: TensorFlow 2 has no list of all variables.
+
+    Args:
+        root_rank: Ignored.
+
+    Raises:
+        InvalidRequest: Always; it names the alternative.
+    """
+    del root_rank
+    raise InvalidRequest(
+        "broadcast_global_variables() needs the sessions of TensorFlow 1: use "
+        "broadcast_variables(model.variables, root_rank=0), and the same for the optimizer",
+        kind="invalid",
+    )
 
 
 @as_python

@@ -1,4 +1,7 @@
-"""Gradwire's exceptions out of a ``tf.function``.
+"""Gradwire's exceptions as those of TensorFlow, also out of a ``tf.function``.
+
+Scripts catch what Horovod's operations raise: subclasses of ``tf.errors.OpError``. So an exception
+of an operation also has such a class.
 
 TensorFlow turns an exception of a Python function in a graph into a status with its text, and the
 caller of the ``tf.function`` gets an error of ``tf.errors``. The caller needs Gradwire's own
@@ -19,9 +22,15 @@ from typing import Any, TypeVar
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from gradwire._errors import GradwireError
+from gradwire._errors import Disagreement, GradwireError, InvalidRequest, PeerLost
 
 Result = TypeVar("Result")
+# As in Horovod: the exceptions of TensorFlow and their codes.
+_COUNTERPARTS: dict[type[GradwireError], tuple[type[tf.errors.OpError], int]] = {
+    Disagreement: (tf.errors.FailedPreconditionError, tf.errors.FAILED_PRECONDITION),
+    InvalidRequest: (tf.errors.InvalidArgumentError, tf.errors.INVALID_ARGUMENT),
+    PeerLost: (tf.errors.AbortedError, tf.errors.ABORTED),
+}
 # The last exceptions in graphs. A function fails with one of them; others may follow it.
 _last: deque[GradwireError] = deque(maxlen=64)
 _lock = threading.Lock()
@@ -30,10 +39,45 @@ _installed = False
 GradwireError.ag_pass_through = True  # type: ignore[attr-defined]
 
 
+@functools.cache
+def _of_both(kind: Any) -> Any:
+    """Returns a subclass that is also one of ``tf.errors``, and otherwise like the class."""
+    other, code = _COUNTERPARTS.get(kind, (tf.errors.UnknownError, tf.errors.UNKNOWN))
+
+    def pickled(error: GradwireError) -> tuple[object, ...]:
+        function, (_, text, facts) = kind.__reduce__(error)
+        return function, (kind, text, facts)
+
+    attributes: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "__str__": RuntimeError.__str__,
+        "__reduce__": pickled,
+        # What the properties of an OpError return.
+        "_node_def": None,
+        "_op": None,
+        "_message": property(str),
+        "_error_code": code,
+        "_experimental_payloads": {},
+    }
+    return type(kind.__name__, (kind, other), attributes)
+
+
+def raising(call: Callable[[], Result]) -> Result:
+    """Calls a function, whose exceptions of Gradwire become those of TensorFlow as well."""
+    try:
+        return call()
+    except GradwireError as error:
+        if not isinstance(error, tf.errors.OpError):
+            kind: Any = type(error)
+            error.__class__ = _of_both(kind)
+        raise
+
+
 def noted(call: Callable[[], Result]) -> Result:
     """Calls a function in a graph, and notes the exception that it raises."""
     try:
-        return call()
+        return raising(call)
     except GradwireError as error:
         with _lock:
             _last.append(error)

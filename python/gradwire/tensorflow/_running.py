@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -79,8 +80,8 @@ def run(
         after: Called after the wait.
     """
     if tf.executing_eagerly():
-        handles = [start.begin(start.tensors) for start in starts]
-        results = [handle.wait() for handle in handles]
+        handles = [_raising.raising(partial(start.begin, start.tensors)) for start in starts]
+        results = [_raising.raising(handle.wait) for handle in handles]
         if after is not None:
             after()
         return results

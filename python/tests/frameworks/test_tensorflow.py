@@ -12,9 +12,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import horovods
 import pytest
 from launching import LAUNCHER, LIMIT, Job, jobs_of
 
+HOROVODS_TESTS = {
+    "test_tensorflow.py": "507e1eb383ccbc9b2a0e3ac8d11ac48d1d97d17e42b8377c893d6e2fdaf2163c",
+}
+# Expectations of those tests, and why Gradwire differs.
+_GRADIENT = "the sum of the ranks' gradients; the average since 0.20"
+DIFFERENT = {
+    "test_horovod_allgather_grad_cpu": _GRADIENT,
+    "test_horovod_broadcast_grad_cpu": _GRADIENT,
+}
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent.parent / "examples"
 JOBS = jobs_of("", "127.0.0.1:1,127.0.0.2:1", "127.0.0.1:2,127.0.0.2:2")
@@ -250,6 +260,20 @@ def test_a_compiled_step_outlives_a_killed_rank(job: Job) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("END 2 12 {-23.0}") == 2, done.stdout
+
+
+def test_horovods_own_tests(tmp_path: Path) -> None:
+    script = horovods.tests_in(tmp_path, HOROVODS_TESTS) / "test_tensorflow.py"
+    tests = re.findall(r"    def (test_\w+)", script.read_text())
+    assert len(tests) == 30 and DIFFERENT.keys() <= set(tests)
+    chosen = [f"MPITests.{test}" for test in tests if test not in DIFFERENT]
+    words = [sys.executable, str(EXAMPLES / "real_horovod.py"), str(script), *chosen]
+    done = run(words, **horovods.VARIABLES)
+    assert done.returncode == 0, done.stdout[-20_000:]
+    assert "import horovod.tensorflow as hvd  ->  import gradwire.tensorflow as hvd" in done.stdout
+    assert done.stdout.count(f"Ran {len(chosen)} tests") == 2, done.stdout
+    # Those for GPUs, for other communicators, and for sessions of TensorFlow 1.
+    assert done.stdout.count("OK (skipped=") == 2, done.stdout
 
 
 def losses(said: str) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 import tempfile
 import time
 import unittest
@@ -12,10 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+if "tensorflow" in sys.modules:
+    from tensorflow.python.framework import test_util
 
-if hasattr(torch.optim, "Muon"):  # accepts only matrices; the tests try every optimizer
-    torch.optim.Muon.__module__ = "after these tests"
+    # The tests then run once, without the sessions of TensorFlow 1.
+    test_util.run_all_in_graph_and_eager_modes = lambda tests: tests
+else:
+    import torch
+
+    if hasattr(torch.optim, "Muon"):  # accepts only matrices; the tests try every optimizer
+        torch.optim.Muon.__module__ = "after these tests"
 if not hasattr(inspect, "getargspec"):  # removed in Python 3.11
     inspect.getargspec = inspect.getfullargspec
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -199,3 +200,15 @@ def test_results_are_not_copied() -> None:
     for at, result in enumerate(results):
         assert (result.numpy() == at).all()
         assert tf.reduce_sum(result + 1) == (at + 1) * (1 << 16)
+
+
+def test_errors_are_those_of_tensorflow(several_ranks: None, call: Call) -> None:
+    """As with Horovod. Other ranks and processes get the exception as it was."""
+    with pytest.raises(tf.errors.FailedPreconditionError, match="shape") as caught:
+        call(lambda: hvd.allreduce(tf.zeros([3 + hvd.rank()]), name="differs"))
+    error = caught.value
+    assert isinstance(error, hvd.Disagreement) and error.kind == "disagreement"
+    assert error.message == str(error) and error.error_code == 9 and error.op is None
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is hvd.Disagreement and str(again) == str(error)
+    assert again.tensor == error.tensor == "allreduce.differs"
