@@ -23,9 +23,13 @@ HUB += ["httpcore2==2.16.2", "truststore==0.10.5", "anyio==4.16.0", "idna==3.20"
 CONSOLE = ["typer==0.29.2", "click==8.5.1", "rich==15.0.0", "shellingham==1.5.4"]
 TEXTS = ["tokenizers==0.23.3", "regex==2026.11.19"]
 METRICS = ["torchmetrics==1.9.0", "lightning-utilities==0.15.3"]
+DEEPSPEED = ["einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2"]
+DEEPSPEED += ["py-cpuinfo==9.0.0", "pydantic==2.14.4", "pydantic-core==2.50.5"]
+DEEPSPEED += ["annotated-types==0.8.0", "typing-inspection==0.4.5"]
 TRAINERS = {
     "accelerate": ["accelerate==1.15.0", *HUB],
     "transformers": ["transformers==5.24.0", *TEXTS, *CONSOLE, *HUB],
+    "deepspeed": ["deepspeed==0.19.8", *DEEPSPEED],
     "lightning": ["lightning==2.6.0", "pytorch-lightning==2.6.6", *METRICS],
 }
 TENSORFLOW = {"tensorflow": ["tensorflow-cpu==2.21.0", "keras==3.15.1"]}

@@ -17,11 +17,14 @@ import pytest
 from launching import LAUNCHER, LIMIT
 
 HERE = Path(__file__).parent
-TRAINERS = ["accelerate", "transformers", "lightning"]
+TRAINERS = ["accelerate", "transformers", "lightning", "deepspeed"]
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+DEEPSPEED = [PYTHON, "-m", "deepspeed.launcher.runner", "--no_local_rank"]
+DEEPSPEED += ["--num_accelerators", "2"]
 # Transformers has no launcher. Without mpirun, Accelerate's launcher starts one process on CPUs.
 OWN = {"accelerate": TORCHRUN, "transformers": TORCHRUN, "lightning": [PYTHON]}
+OWN["deepspeed"] = DEEPSPEED
 ONE = [LAUNCHER, "run", "-np", "2", "--", PYTHON]
 TWO = [LAUNCHER, "run", "-np", "4", "-H", "127.0.0.1:2,127.0.0.2:2", "--", PYTHON]
 
