@@ -26,10 +26,16 @@ METRICS = ["torchmetrics==1.9.0", "lightning-utilities==0.15.3"]
 DEEPSPEED = ["einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2"]
 DEEPSPEED += ["py-cpuinfo==9.0.0", "pydantic==2.14.4", "pydantic-core==2.50.5"]
 DEEPSPEED += ["annotated-types==0.8.0", "typing-inspection==0.4.5"]
+RAY = ["ray==2.60.0", "click==8.5.1", "msgpack==1.2.4", "pydantic==2.14.4", "pandas==3.1.1"]
+RAY += ["pydantic-core==2.50.5", "annotated-types==0.8.0", "typing-inspection==0.4.5"]
+RAY += ["pyarrow==26.0.1", "protobuf==7.36.2", "requests==2.34.2", "urllib3==2.8.0"]
+RAY += ["certifi==2026.10.19.post1", "charset-normalizer==3.5.3", "idna==3.20"]
+RAY += ["tensorboardX==2.6.5"]
 TRAINERS = {
     "accelerate": ["accelerate==1.15.0", *HUB],
     "transformers": ["transformers==5.24.0", *TEXTS, *CONSOLE, *HUB],
     "deepspeed": ["deepspeed==0.19.8", *DEEPSPEED],
+    "ray": RAY,
     "lightning": ["lightning==2.6.0", "pytorch-lightning==2.6.6", *METRICS],
 }
 TENSORFLOW = {"tensorflow": ["tensorflow-cpu==2.21.0", "keras==3.15.1"]}

@@ -70,6 +70,13 @@ def test_losses_are_those_of_gloo(trainer: str, launcher: str, tmp_path: Path) -
         assert mine == pytest.approx(theirs[0], rel=1e-5, abs=1e-5)
 
 
+def test_ray_train(tmp_path: Path) -> None:
+    """Ray starts its workers itself."""
+    ours = losses([PYTHON], "ray", "gradwire", tmp_path, 2)
+    theirs = losses([PYTHON], "ray", "gloo", tmp_path, 2)
+    assert ours[0] == ours[1] == pytest.approx(theirs[0], rel=1e-5) and len(ours[0]) == 24
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_killed_rank_is_named(trainer: str, tmp_path: Path) -> None:
     done = train(ONE, trainer, "gradwire", tmp_path, "1")
