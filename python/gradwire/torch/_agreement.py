@@ -239,6 +239,11 @@ def stepped_differently(name: str) -> str:
     )
 
 
+def goes_with_its_group(word: int) -> bool:
+    """Returns whether a gradient is in the request of its group, from a union."""
+    return bool(word & IN_FLIGHT) or word & (LEARNS | FROZEN) == LEARNS
+
+
 def had_other_options(what: str) -> Exception:
     """Returns the error that ranks have made the last step with different options.
 

@@ -257,7 +257,10 @@ class Submissions:
             if slot.delay > 0 or any(member.delay != 0 for member in learning):
                 return
         if group is not None:
-            self._submit_or_delay(learning)
+            # What was frozen or unfrozen since the last exchange changes the request. Other ranks
+            # may not have done that, so ``finish`` submits it.
+            if all(m.parameter.requires_grad == m.has_learned for m in group):
+                self._submit_or_delay(learning)
             return
         if gradient.is_sparse and slot.kind is None:
             return  # other ranks may not know yet that it is sparse

@@ -40,7 +40,7 @@ class Flights(Submissions):
             self._submit(request)
         for request in self._requests:
             # A rank that submitted a group in its backward pass has left out the frozen gradients.
-            together = [s for s in request if words[s] & (_agreement.LEARNS | _agreement.IN_FLIGHT)]
+            together = [slot for slot in request if _agreement.goes_with_its_group(words[slot])]
             frozen = [[slot] for slot in request if slot not in together]
             for slots in (together, *frozen):
                 used = any(words[slot] & _agreement.USED for slot in slots)

@@ -95,6 +95,8 @@ class GradientState:
         self.stamped: torch.Tensor | None = None
         # Exchanged, without a step since: until then, programs may clip and scale the result.
         self.exchanged = False
+        # Whether the parameter required a gradient in the last exchange, as on all ranks.
+        self.has_learned = True
         # Whether a backward pass has computed the gradient since the last step.
         self.computed = False
         # Whether the last step has seen a gradient.

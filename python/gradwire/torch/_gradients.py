@@ -172,7 +172,7 @@ class Exchange(Agreeing):
             super()._reset()
             _absent.hide(self.slots.values(), look=False)
             for slot in self.slots.values():
-                slot.exchanged = True
+                slot.exchanged, slot.has_learned = True, slot.parameter.requires_grad
                 if slot.parameter.grad is None:
                     slot.note_content(Content.NOTHING)
             first, last = _agreement.first_call(about), _agreement.last_call(about)

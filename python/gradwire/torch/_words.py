@@ -57,7 +57,8 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
             if op == Sum and slot.lost_hooks:
                 raise AssertionError(
                     f"the parameter {slot.name} was swapped with another one, and its gradient may "
-                    "contain the last sum: call zero_grad() after the model is converted"
+                    "contain the last sum: call zero_grad() of the optimizer after the "
+                    "model is converted"
                 )
     if slot.is_mixed and slot.fired:
         word |= _agreement.MIXED

@@ -234,16 +234,22 @@ def test_parameters_that_are_unfrozen_and_frozen() -> None:
     bits_are_the_same_everywhere(net)
 
 
-def test_a_parameter_that_is_frozen_on_one_rank() -> None:
+@pytest.mark.parametrize("groups", [None, 1, 2])
+@pytest.mark.parametrize("kind", ["frozen", "unfrozen"])
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_parameter_that_is_frozen_on_one_rank(
+    groups: int | None, kind: str, at: int, sent: str
+) -> None:
     if hvd.size() == 1:
         pytest.skip("one rank exchanges nothing")
     net = model()
-    optimizer = distributed(net)
-    for step in range(2):
-        net[2].requires_grad_(hvd.rank() > 0 or step == 1)
+    optimizer = distributed(net, groups=groups)
+    usual = kind == "frozen"
+    for step in range(4):
+        net[2].requires_grad_(not usual if step == at and hvd.rank() == 0 else usual)
         optimizer.zero_grad()
         loss_of(net, *map(part, batch(step))).backward()
-        if step == 0:
+        if step == at:
             with pytest.raises(
                 hvd.InvalidRequest, match=r"2\.weight requires a gradient only on some ranks"
             ):
