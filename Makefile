@@ -205,7 +205,7 @@ frameworks: ## the tests with PyTorch's trainers, TensorFlow, Keras and JAX; pyt
 	python3 python/make_frameworks.py
 	cd python/tests && ../../.venv-trainers/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_trainers.py test_book.py::test_programs
 	cd python/tests && ../../.venv-tensorflow/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_tensorflow.py test_documentation.py test_book.py::test_programs
-	cd python/tests && ../../.venv-jax/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_jax.py test_book.py::test_programs || test $$? -eq 5
+	cd python/tests && KERAS_BACKEND=jax ../../.venv-jax/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_jax.py test_book.py::test_programs || test $$? -eq 5
 
 python-oldest: ## the same with the oldest PyTorch; python-test comes first
 	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest

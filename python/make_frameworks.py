@@ -1,7 +1,7 @@
 """Creates the virtual environments of `make frameworks`, on top of .venv-python.
 
 .venv-trainers has PyTorch's trainers, .venv-tensorflow has TensorFlow with Keras, and .venv-jax has
-JAX with optax, in the versions that the documentation names. PyTorch itself is that of
+JAX with optax and Keras, in the versions that the documentation names. PyTorch itself is that of
 .venv-python, whose packages a ``.pth`` file adds, so nothing large is installed twice. What can't
 be installed is named, and its tests are skipped.
 
@@ -40,7 +40,9 @@ TRAINERS = {
 }
 TENSORFLOW = {"tensorflow": ["tensorflow-cpu==2.21.0", "keras==3.15.1"]}
 XLA = ["jaxlib==0.10.2", "ml_dtypes==0.6.0", "opt_einsum==3.4.0", "scipy==1.17.1"]
-JAX = {"jax": ["jax==0.10.2", *XLA], "optax": ["optax==0.2.8", "absl-py==2.5.1"]}
+KERAS = ["keras==3.15.1", "absl-py==2.5.1", "h5py==3.14.0", "namex==0.1.0", "optree==0.20.0"]
+KERAS += ["rich==15.0.0", "markdown-it-py==4.3.0", "mdurl==0.1.2"]
+JAX = {"jax": ["jax==0.10.2", *XLA], "optax": ["optax==0.2.8", "absl-py==2.5.1"], "keras": KERAS}
 
 
 def packages_of(python: Path) -> Path:

@@ -59,7 +59,7 @@ def of_keras() -> dict[str, Any]:
     import keras
     import numpy as np
 
-    model = keras.Sequential([keras.layers.Dense(10, activation="softmax")])
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(10, activation="softmax")])
     return {"model": model, "images": np.ones((64, 8)), "digits": np.zeros(64, int)}
 
 

@@ -390,6 +390,26 @@ def broadcast_parameters(
     return jax.tree_util.tree_map(restored, params, found)
 
 
+def step_gradients(
+    gradients: Any,
+    name: str,
+    op: ReduceOp | int | None,
+    process_set: ProcessSet,
+    compression: str | None,
+) -> Any:
+    """Returns the gradients of a step, reduced over all ranks."""
+    return _call(
+        "allreduce",
+        gradients,
+        name,
+        process_set,
+        op=op,
+        compression=compression,
+        is_step=True,
+        what="average_gradients",
+    )
+
+
 def average_gradients(
     name: str = "gradients",
     op: ReduceOp | int | None = None,
@@ -428,16 +448,6 @@ def average_gradients(
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
-        found = _call(
-            "allreduce",
-            updates,
-            name,
-            process_set,
-            op=op,
-            compression=compression,
-            is_step=True,
-            what="average_gradients",
-        )
-        return found, state
+        return step_gradients(updates, name, op, process_set, compression), state
 
     return optax.GradientTransformation(init, update)

@@ -1,4 +1,4 @@
-"""Horovod's interface for Keras 3, with Keras' backends TensorFlow and PyTorch.
+"""Horovod's interface for Keras 3, with Keras' backends TensorFlow, PyTorch and JAX.
 
 ```python
 import keras

@@ -31,10 +31,20 @@ def compressors() -> Any:
         from gradwire.torch._compression import Compression as OfTorch
 
         return OfTorch
+    if backend == "jax":
+        return _OfJax
     raise InvalidRequest(
-        f"gradwire.keras does not support Keras' backend {backend!r}: use tensorflow or torch",
+        f"gradwire.keras does not support Keras' backend {backend!r}: use tensorflow, torch or jax",
         kind="invalid",
     )
+
+
+class _OfJax:
+    """The compressors of ``gradwire.jax``, by their names."""
+
+    none = None
+    fp16 = "fp16"
+    bf16 = "bf16"
 
 
 def exchange(
@@ -61,6 +71,8 @@ def exchange(
         raise InvalidRequest(
             "groups and gradient_predivide_factor need Keras' backend 'tensorflow'", kind="invalid"
         )
+    if keras.backend.backend() == "jax":
+        return _of_jax(chosen, reduce_op(op), process_set)
     return _of_torch(chosen, reduce_op(op), process_set)
 
 
@@ -80,6 +92,40 @@ def _of_torch(compression: Any, op: Any, process_set: ProcessSet) -> Exchange:
         return [compression.decompress(each, context) for each, (_, context) in zip(found, packed)]
 
     return reduced
+
+
+def _of_jax(compression: Any, op: Any, process_set: ProcessSet) -> Exchange:
+    from gradwire.jax._calls import step_gradients
+
+    def reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        if _world.members(process_set) == 1:
+            return list(gradients)
+        # Keras' names may be used twice, those of a call may not.
+        names = [f"{at}.{variable.path}" for at, variable in enumerate(variables)]
+        tree = dict(zip(names, gradients))
+        found = step_gradients(tree, "gradients", op, process_set, compression)
+        return [found[name] for name in names]
+
+    return reduced
+
+
+def in_update(
+    optimizer: Any, exchange: Exchange, gradients: Sequence[Any], variables: Sequence[Any]
+) -> list[Any]:
+    """Reduces the gradients of an update.
+
+    With JAX, Keras also computes an update in steps that only accumulate, and then drops it.
+    """
+    steps = optimizer.gradient_accumulation_steps
+    if steps is None or keras.backend.backend() != "jax":
+        return exchange(gradients, variables)
+    import jax
+
+    is_update = (optimizer._iterations + 1) % steps == 0
+    found: list[Any] = jax.lax.cond(
+        is_update, lambda given: exchange(given, variables), list, list(gradients)
+    )
+    return found
 
 
 def divided(gradient: Any, by: int) -> Any:

@@ -80,7 +80,9 @@ class _Distributed:
         if options.factor != 1:
             given = [gradient * options.factor for gradient in given]
         shared = [at for at, each in enumerate(variables) if id(each) not in options.local]
-        reduced = options.exchange([given[at] for at in shared], [variables[at] for at in shared])
+        reduced = _backends.in_update(
+            self, options.exchange, [given[at] for at in shared], [variables[at] for at in shared]
+        )
         if options.scale_local and len(shared) < len(given):
             size = members(options.process_set)
             given = [_backends.divided(gradient, size) for gradient in given]
@@ -206,7 +208,8 @@ def DistributedOptimizer(
         optimizer.__class__ = _distributed(kind)
     options = _Options(exchange, process_set, factor, scale_local_gradients)
     object.__setattr__(optimizer, "_gradwire", options)
-    _xla.switch_off()
+    if keras.backend.backend() == "tensorflow":
+        _xla.switch_off()
     return optimizer
 
 

@@ -1,7 +1,7 @@
-"""The tests of TensorFlow run on the ranks of jobs that ``test_tensorflow.py`` starts."""
+"""Tests in folders run on the ranks of jobs that other tests start."""
 
 from __future__ import annotations
 
 import os
 
-collect_ignore = [] if "GWTEST_RANK" in os.environ else ["tensorflow_ranks"]
+collect_ignore = [] if "GWTEST_RANK" in os.environ else ["keras_ranks", "tensorflow_ranks"]

@@ -46,6 +46,14 @@ def test_on_the_ranks_of(hosts: str) -> None:
     assert "passed" in done.stdout or "[100%]" in done.stdout
 
 
+def test_keras_on_the_backend_jax() -> None:
+    pytest.importorskip("keras")
+    words = [LAUNCHER, "run", "-H", "127.0.0.1:1,127.0.0.2:1", "--", sys.executable, "-m", "pytest"]
+    words += ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(HERE / "keras_ranks")]
+    done = run(words, GWTEST_RANK="1", KERAS_BACKEND="jax")
+    assert done.returncode == 0, done.stdout[-20_000:]
+
+
 def test_ranks_that_disagree_all_fail(job: Job) -> None:
     done = job("""
         import jax

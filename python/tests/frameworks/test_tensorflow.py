@@ -49,12 +49,20 @@ def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("hosts", JOBS)
 def test_on_the_ranks_of(hosts: str) -> None:
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    words += ["-W", "ignore::DeprecationWarning", str(HERE / "tensorflow_ranks")]
+    words += ["-W", "ignore::DeprecationWarning"]
+    words += [str(HERE / "tensorflow_ranks"), str(HERE / "keras_ranks")]
     if hosts:
         words = [LAUNCHER, "run", "-H", hosts, "--", *words]
     done = run(words, GWTEST_RANK="1")
     assert done.returncode == 0, done.stdout[-20_000:]
     assert "passed" in done.stdout or "[100%]" in done.stdout
+
+
+def test_keras_on_the_backend_torch() -> None:
+    words = [LAUNCHER, "run", "-H", "127.0.0.1:1,127.0.0.2:1", "--", sys.executable, "-m", "pytest"]
+    words += ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(HERE / "keras_ranks")]
+    done = run(words, GWTEST_RANK="1", KERAS_BACKEND="torch")
+    assert done.returncode == 0, done.stdout[-20_000:]
 
 
 def test_one_thread_and_other_orders(job: Job) -> None:

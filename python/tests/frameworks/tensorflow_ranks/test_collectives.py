@@ -212,3 +212,10 @@ def test_errors_are_those_of_tensorflow(several_ranks: None, call: Call) -> None
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is hvd.Disagreement and str(again) == str(error)
     assert again.tensor == error.tensor == "allreduce.differs"
+
+
+def test_states_need_variables() -> None:
+    with pytest.raises(gw.InvalidRequest, match="variables is empty"):
+        hvd.elastic.TensorFlowState()
+    with pytest.raises(gw.InvalidRequest, match="variables contains a int"):
+        hvd.elastic.TensorFlowState([3])  # type: ignore[list-item]

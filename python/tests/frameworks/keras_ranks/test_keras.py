@@ -1,4 +1,4 @@
-"""``gradwire.keras`` on Keras' TensorFlow backend."""
+"""``gradwire.keras`` on each backend of Keras."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import pytest
 
 import gradwire as gw
 import gradwire.keras as hvd
-import gradwire.tensorflow.elastic
 
 BATCH = 12
+BACKEND = keras.backend.backend()
+needs_tensorflow = pytest.mark.skipif(
+    BACKEND != "tensorflow", reason="it is about the backend TensorFlow"
+)
 
 
 def model_of(seed: int = 7) -> keras.Model:
@@ -91,9 +94,12 @@ def test_one_exchange_per_update() -> None:
     model.compile(hvd.DistributedOptimizer(optimizer), "mse")
     before = gw.stats()["operations"]
     fit(model, own=True)  # four batches
-    assert gw.stats()["operations"] - before == (gw.size() > 1), "a group is one operation"
+    # TensorFlow's gradients form a group.
+    each = 1 if BACKEND == "tensorflow" else len(model.trainable_weights)
+    assert gw.stats()["operations"] - before == each * (gw.size() > 1)
 
 
+@needs_tensorflow
 def test_xla_is_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     from keras.src.trainers import trainer  # on CPUs, Keras only asks with jit_compile=True
 
@@ -131,7 +137,7 @@ import sys
 import keras
 model = keras.models.load_model({str(path)!r})
 assert type(model.optimizer) is keras.optimizers.Adam, type(model.optimizer)
-assert "gradwire" not in sys.modules
+assert "gradwire.keras" not in sys.modules  # PyTorch imports the backend of torch.distributed
 print(int(model.optimizer.iterations), float(model.optimizer.clipnorm))
 """
     said = subprocess.run(
@@ -186,12 +192,14 @@ def test_metrics_are_averaged() -> None:
 def test_warmup_and_schedule() -> None:
     model, size, rates = model_of(), gw.size(), []
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
-    note = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_, **__: rates.append(float(model.optimizer.learning_rate))
-    )
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            rates.append(float(self.model.optimizer.learning_rate))
+
     warmup = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1)
     decay = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5**epoch, start_epoch=2)
-    history = fit(model, own=True, epochs=4, callbacks=[warmup, decay, note])
+    history = fit(model, own=True, epochs=4, callbacks=[warmup, decay, Note()])
     expected = [0.1 / size * ((at + 1) / 4 * (size - 1) / 2 + 1) for at in range(8)]
     expected += [0.025] * 4 + [0.0125] * 4
     np.testing.assert_allclose(rates, expected, rtol=1e-5)
@@ -240,7 +248,8 @@ def test_arguments_of_optimizers() -> None:
         hvd.DistributedOptimizer("sgd")
     with pytest.raises(gw.InvalidRequest, match="backward_passes_per_step=0"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0)
-    assert hvd.Compression.bf16.__name__ == "BF16Compressor"
+    own = hvd.Compression.bf16
+    assert own == "bf16" if BACKEND == "jax" else own.__name__ == "BF16Compressor"
 
 
 def test_ranks_with_fewer_batches_join() -> None:
@@ -280,10 +289,6 @@ def test_elastic_states_need_what_they_save() -> None:
     state = hvd.elastic.ObjectState(batch=0)
     with pytest.raises(gw.InvalidRequest, match="batches_per_commit=0: it must be a whole"):
         hvd.elastic.CommitStateCallback(state, 0)
-    with pytest.raises(gw.InvalidRequest, match="variables is empty"):
-        gradwire.tensorflow.elastic.TensorFlowState()
-    with pytest.raises(gw.InvalidRequest, match="variables contains a int"):
-        gradwire.tensorflow.elastic.TensorFlowState([3])
 
 
 def test_states_of_other_models_are_an_error(several_ranks: None) -> None:
