@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 import time
 from collections.abc import Iterator
@@ -583,3 +584,49 @@ def test_a_rank_that_lacks_descriptors_in_init(job: Job) -> None:
     assert done.returncode == 1 and "has left the job" not in done.stdout, done.stdout
     assert "gave up: in init(), OutOfResources: " in done.stdout, done.stdout
     assert "gradwire: rank 1 on host 127.0.0.2 (pid " in done.stdout, done.stdout
+
+
+def test_a_rank_interrupted_while_it_starts_operations(job: Job) -> None:
+    """It can't know what the others wait for, so the next call ends the job on all ranks."""
+    done = job(
+        """
+        import torch
+        import gradwire.torch as hvd
+        from gradwire.torch import _agreement
+
+        hvd.init()
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+        exchange = _agreement.Agreement.exchange
+
+        def step():
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            optimizer.step()
+
+        def interrupted(*arguments):
+            next(exchange(*arguments))  # the operation is in flight
+            raise KeyboardInterrupt
+            yield
+
+        step()
+        if hvd.rank() == 0:
+            _agreement.Agreement.exchange = interrupted
+            try:
+                step()
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            _agreement.Agreement.exchange = exchange
+        try:
+            step()
+            step()
+        except hvd.GradwireError as error:
+            print(f"TOLD {hvd.rank()} {error}".replace(chr(10), " "), flush=True)
+            raise
+        """,
+        ranks=3,
+    )
+    assert done.returncode != 0 and "interrupted" in done.stdout, done.stdout
+    for rank in range(3):
+        text = rf"TOLD {rank} .*has interrupted step\(\) or backward\(\) while this rank started"
+        assert re.search(text, done.stdout), done.stdout

@@ -57,6 +57,8 @@ class Agreeing(Flights):
         self._joins = 0
         # Whether the last of these steps has noted which gradients it sees, and ``copies`` then.
         self._has_looked, self._copies = False, 0
+        # Whether all ranks know the error that the present exchange raises.
+        self.is_told = False
         # What this rank reports about the loss of its closure.
         self._loss = 0
         # The options of the optimizer, which sets this.
@@ -76,6 +78,9 @@ class Agreeing(Flights):
 
         ``again``: the ranks have met before, in different calls.
         """
+        self.is_told = False
+        if not self.identity.is_introduced:
+            self.is_torn = self.is_exchanging = True
         yield from self.identity.introduce()
         turn = _agreement.AGAIN if again else _agreement.FIRST
         steps = self._steps_since(_process_sets.joins[tuple(self.process_set.ranks)])
@@ -95,15 +100,17 @@ class Agreeing(Flights):
             own += [
                 word_of(slot, self.op, again) | self._stepped_bits(slot) for slot in self._by_name
             ]
-        except Exception as error:
-            # TELL: the other ranks would wait for this one.
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+            # TELL: the other ranks would wait for this one. After another exception, of a signal
+            # handler, it may make this call again.
             problem, about = error, about | _agreement.FAILED
             own = [about, 0, 0, *(word_in_flight(slot) for slot in self._by_name)]
         self._steps = None  # if it fails
+        self.is_torn = self.is_exchanging = True
         about, options, last_options, *unions = yield from self._agreement.exchange(
             self.identity.agreement, own
         )
-        self._steps = 0
+        self._steps, self.is_told = 0, problem is not None
         if _agreement.marks_differ(about):
             raise problem or _agreement.disagree(self.identity.several())
         self._learn(about)

@@ -12,12 +12,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch.autograd import Variable
 
 from gradwire import _epochs, _native, _world
 from gradwire._arguments import compressor_name
+from gradwire._errors import GradwireError
 from gradwire._ops import Average, ReduceOp, Sum
 from gradwire._process_sets import ProcessSet, global_process_set, native_set
 from gradwire._staging import session
@@ -31,6 +33,8 @@ from gradwire.torch._gradient_state import Content, Kind
 from gradwire.torch._identity import Description, Identity
 from gradwire.torch._slots import Slot
 from gradwire.torch._sparse import sparse_allreduce_async
+
+Operation = TypeVar("Operation")
 
 MORE_PASSES = (
     "the gradient of {name} was computed more than backward_passes_per_step={passes} times before "
@@ -108,6 +112,10 @@ class Submissions:
         self._delayed: list[list[Slot]] = []
         # The backward pass in which a hook has ended the last exchange.
         self._ended_in = _OUTSIDE
+        # Whether operations may be in flight that are not noted, and whether that is expected
+        # because an exchange goes on. An exception that interrupts it elsewhere than in a wait
+        # leaves the former.
+        self.is_torn = self.is_exchanging = False
         # The number of completed exchanges in this session.
         self._exchanges = 0
         # The session, and the process set as it was registered there.
@@ -153,7 +161,7 @@ class Submissions:
         if native is not self._session:
             self.identity.forget()
             self._exchanges = 0
-        self._session, self._registered = native, registered
+        self._session, self._registered, self.is_torn = native, registered, False
         self._agreement.forget()
         self._comparison.forget()
         self._loads.drop("its session, its epoch or its process set has ended")
@@ -311,12 +319,14 @@ class Submissions:
                 [slot] = slots
                 gradient = slot.sparse_gradient(contents[0])
                 slot.note_content(contents[0])
-                slot.sparse = sparse_allreduce_async(
-                    gradient, f"{self.identity.prefix}{slot.name}", self.op, self.process_set
+                name = f"{self.identity.prefix}{slot.name}"
+                slot.sparse = self._started(
+                    partial(sparse_allreduce_async, gradient, name, self.op, self.process_set)
                 )
                 self.identity.hold([slot.name], slot.sparse)
                 self.submitted.add(slot)
                 slot.in_flight = True
+                self.is_torn = self.is_exchanging
                 return
             with self._loads.lock:
                 buffers = [
@@ -338,14 +348,17 @@ class Submissions:
         slots: list[Slot],
         priority: int,
     ) -> None:
-        handle = starter.allreduce(
-            buffers,
-            self.op.name,
-            name=f"allreduce.{self.identity.prefix}{slots[0].name}",
-            priority=priority,
-            prescale=self.scales[0],
-            postscale=self.scales[1],
-            process_set=native_set(self.process_set),
+        handle = self._started(
+            partial(
+                starter.allreduce,
+                buffers,
+                self.op.name,
+                name=f"allreduce.{self.identity.prefix}{slots[0].name}",
+                priority=priority,
+                prescale=self.scales[0],
+                postscale=self.scales[1],
+                process_set=native_set(self.process_set),
+            )
         )
         self.identity.hold([slot.name for slot in slots], handle)
         self.handles.append((handle, slots))
@@ -354,6 +367,20 @@ class Submissions:
             slot.in_flight = True
             if slot.is_by_value:
                 slot.digest = _checks.digest(slot.parameter.grad)
+        self.is_torn = self.is_exchanging
+
+    def _started(self, start: Callable[[], Operation]) -> Operation:
+        """Starts an operation. Once it is noted, ``is_torn`` gets its value again.
+
+        A signal handler of the program may raise an exception anywhere. In between, this rank does
+        not know what it has started.
+        """
+        self.is_torn = True
+        try:
+            return start()
+        except GradwireError:
+            self.is_torn = self.is_exchanging
+            raise
 
     def _reset(self) -> None:
         """Returns to the idle state."""

@@ -25,11 +25,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from gradwire import _world
+from gradwire._errors import Cancelled, GradwireError
 from gradwire._objects import start_allgather
 from gradwire._ops import Sum
 from gradwire._process_sets import native_set
@@ -100,7 +101,10 @@ class Exchange(Agreeing):
             call: What needs the gradients.
             check: Raises an exception if this rank can't take part; all ranks then raise one.
         """
-        if not self.takes_part():
+        takes_part = self.takes_part()
+        if self.is_torn and self._finishing is None:
+            self._break_off()
+        if not takes_part:
             check()
             native_set(self.process_set)  # raises if it is not registered
             self.contributors = 1
@@ -146,14 +150,30 @@ class Exchange(Agreeing):
         work = self._finishing[1]
         try:
             self._awaited = work.run()
-        except BaseException:
+        except BaseException as error:
             if not work.is_waiting:
-                self._reset()
+                is_own = self.is_told or isinstance(error, (AssertionError, GradwireError))
+                if is_own or self.is_torn:
+                    self._reset()
+                else:
+                    self._finishing = None  # it has not begun: the next call begins it
+                self.is_torn = self.is_torn and not is_own
             raise
         finally:
             self._loads.start()  # even after a failure: their operations are in flight
         self._finishing, self._ahead = None, Call.NONE
+        self.is_torn = self.is_exchanging = False
         self.contributors = members(self.process_set)
+
+    def _break_off(self) -> NoReturn:
+        """Ends the job on all ranks, because this one can't tell what it has started (TELL)."""
+        reason = (
+            "an exception, perhaps of a signal handler, has interrupted step() or backward() while "
+            "this rank started operations, so it can't go on with the other ranks: end the "
+            "training after such an exception"
+        )
+        _world.abort(reason)
+        raise Cancelled(reason, kind="cancelled", rank=_world.rank())
 
     def _exchange(self, call: Call, check: Callable[[], None]) -> Waits[bool]:
         """Exchanges until all ranks are in this call; returns whether some are in a later one."""
@@ -242,6 +262,7 @@ class Exchange(Agreeing):
 
     def _reset(self) -> None:
         self._finishing, self._ahead, self._awaited = None, Call.NONE, False
+        self.is_exchanging = False
         self._changed.clear()
         super()._reset()
 

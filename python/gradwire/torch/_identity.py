@@ -133,6 +133,11 @@ class Identity:
         self._is_deleted = False
         _identities.add(self)
 
+    @property
+    def is_introduced(self) -> bool:
+        """Whether the ranks know it."""
+        return self._index > 0
+
     def forget(self) -> None:
         """Forgets the session or the epoch."""
         self._index = self.number = 0

@@ -278,6 +278,32 @@ def test_another_call_after_an_interruption(calls: str, sent: str) -> None:
 
 
 @needs_two
+def test_a_step_interrupted_before_it_begins(sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on: other ranks have not been told anything."""
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+    kind = type(optimizer._exchange)
+    inner, interrupts = kind._word_of_options, [False]
+
+    def word_of_options(*arguments: Any) -> int:
+        if interrupts[0]:
+            interrupts[0] = False
+            raise Interrupted
+        return inner(*arguments)
+
+    monkeypatch.setattr(kind, "_word_of_options", word_of_options)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(parameter)
+        if step == 1 and hvd.rank() == 0:
+            interrupts[0] = True
+            with pytest.raises(Interrupted):
+                optimizer.step()
+        optimizer.step()
+    assert parameter.tolist() == [-3 * mean()] * 3
+
+
+@needs_two
 @pytest.mark.parametrize("completed", [True, False])
 def test_an_interrupted_step_is_dropped(completed: bool, sent: str) -> None:
     """The rank goes on with the next batch: then all ranks get the same error, and none waits."""
