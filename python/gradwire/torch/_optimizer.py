@@ -97,6 +97,8 @@ def _groups(
         for parameter in group if is_group else [None]:
             if not isinstance(parameter, torch.Tensor):
                 raise ValueError("groups must be a number, or lists of the optimizer's parameters")
+            if id(parameter) not in own and not isinstance(parameter, torch.nn.Parameter):
+                raise ValueError("groups contains a tensor that is not a parameter")
             if id(parameter) in seen:
                 raise ValueError("a parameter is in more than one group")
             seen.add(id(parameter))
@@ -153,7 +155,8 @@ def DistributedOptimizer(
             before the sum, and the sum is multiplied by it and divided by the number of ranks.
         num_groups: Deprecated: use ``groups``.
         groups: A number of groups, or lists of parameters. The gradients of a group are exchanged
-            in one request, or in several if it has more than about a thousand parameters.
+            in one request, or in several if it has more than about a thousand parameters. Sparse
+            gradients in it are exchanged as dense ones.
         sparse_as_dense: Whether sparse gradients are exchanged as dense ones.
         process_set: The ranks that exchange their gradients. The default is all ranks. It may be
             registered later, before the first step.
@@ -188,8 +191,8 @@ def DistributedOptimizer(
         session()  # raises an error that says what to do
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
-            f"optimizer={optimizer!r}: it must be a torch.optim.Optimizer; if it is made around "
-            "one, make that one distributed"
+            f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer; if it is "
+            "made around one, make that one distributed"
         )
     compressor(compression)
     if not isinstance(process_set, ProcessSet):
