@@ -63,7 +63,7 @@ class Agreeing(Flights):
         self._loss = 0
         # The options of the optimizer, which sets this.
         self.options: OptionsOf
-        # Those of the last step and their word, if the ranks have not agreed in it.
+        # The options of the last step and their word, if the ranks have not agreed in it.
         self._stepped_with: tuple[list[dict[str, str]], int] | None = None
         super().__init__(*args, **kwargs)
 

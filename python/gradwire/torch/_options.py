@@ -36,7 +36,7 @@ class OptionsOf:
 
     def __init__(self, optimizer: Callable[[], Any], names: Mapping[int, str]) -> None:
         self._optimizer, self._names = optimizer, names
-        # Of each group: a number of its names, which takes longer to compute than its options.
+        # A number of the names in each group, which takes longer to compute than its options.
         self._sums: list[int] = []
         # The groups at that time.
         self._listed: list[int] | None = None

@@ -280,7 +280,7 @@ def test_horovods_own_tests(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-20_000:]
     assert "import horovod.tensorflow as hvd  ->  import gradwire.tensorflow as hvd" in done.stdout
     assert done.stdout.count(f"Ran {len(chosen)} tests") == 2, done.stdout
-    # Those for GPUs, for other communicators, and for sessions of TensorFlow 1.
+    # The tests for GPUs, for other communicators, and for sessions of TensorFlow 1.
     assert done.stdout.count("OK (skipped=") == 2, done.stdout
 
 
