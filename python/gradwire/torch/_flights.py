@@ -91,6 +91,8 @@ class Flights(Submissions):
         self._loads.start()
         yield from self._wait()
         for slot, gradient in aside.items():
-            slot.parameter.grad = gradient
+            # A resized one could not be set.
+            if gradient is None or gradient.shape == slot.parameter.shape:
+                slot.parameter.grad = gradient
         for slot in self.slots.values():
             slot.note_content(Content.OWN)  # for a step after this error

@@ -26,6 +26,11 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
     gradient = slot.parameter.grad
     if gradient is not None:
         check_own_memory(gradient)
+        if gradient.shape != slot.parameter.shape:
+            raise AssertionError(
+                f"the gradient of {slot.name} has the shape {list(gradient.shape)}, but the "
+                f"parameter {list(slot.parameter.shape)}: it was resized after the backward pass"
+            )
     if _left.is_spoiled(gradient):
         raise AssertionError(
             f"the gradient of {slot.name} may contain a part of a result: its optimizer was "

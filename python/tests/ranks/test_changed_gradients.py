@@ -278,6 +278,25 @@ def test_another_call_after_an_interruption(calls: str, sent: str) -> None:
 
 
 @needs_two
+def test_a_gradient_that_one_rank_resizes(sent: str) -> None:
+    parameter = zeros()
+    optimizer = wrapped(parameter)
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(parameter)
+        if step == 2:
+            if hvd.rank() == 0:
+                parameter.grad.resize_(2)
+            with pytest.raises(RuntimeError if hvd.rank() else AssertionError) as caught:
+                optimizer.step()
+            text = "can't take part" if hvd.rank() else "a has the shape [2], but the parameter [3]"
+            assert text in str(caught.value)
+            continue
+        optimizer.step()
+    assert parameter.tolist() == [-3 * mean()] * 3
+
+
+@needs_two
 def test_a_step_interrupted_before_it_begins(sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on: other ranks have not been told anything."""
     parameter = zeros()
