@@ -62,6 +62,8 @@ class Exchange(Agreeing):
         self._ahead = Call.NONE
         # Whether other ranks wait in a later call than the one in which they met this rank.
         self._awaited = False
+        # The exception that has interrupted the last exchange elsewhere than in a wait.
+        self._interruption = ""
         # The number of ranks in the last exchange.
         self.contributors = 0
         super().__init__(*args, **kwargs)
@@ -158,6 +160,7 @@ class Exchange(Agreeing):
                 else:
                     self._finishing = None  # it has not begun: the next call begins it
                 self.is_torn = self.is_torn and not is_own
+                self._interruption = f"{type(error).__name__}: {error}"[:200].rstrip(": ")
             raise
         finally:
             self._loads.start()  # even after a failure: their operations are in flight
@@ -167,10 +170,11 @@ class Exchange(Agreeing):
 
     def _break_off(self) -> NoReturn:
         """Ends the job on all ranks, because this one can't tell what it has started (TELL)."""
+        cause = self._interruption or "perhaps of a signal handler"
         reason = (
-            "an exception, perhaps of a signal handler, has interrupted step() or backward() while "
-            "this rank started operations, so it can't go on with the other ranks: end the "
-            "training after such an exception"
+            f"an exception ({cause}) has interrupted step() or backward() while this rank started "
+            "operations, so it can't go on with the other ranks: end the training after such an "
+            "exception"
         )
         _world.abort(reason)
         raise Cancelled(reason, kind="cancelled", rank=_world.rank())
