@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -289,6 +290,21 @@ def test_invalid_optimizer_arguments() -> None:
     made = hvd.DistributedOptimizer(sgd(net))
     with pytest.raises(ValueError, match="already"):
         hvd.DistributedOptimizer(made)
+
+
+def test_a_forked_child_clears_its_own_gradients() -> None:
+    expected, _ = alone(sgd, steps=1)
+    net = model()
+    optimizer = distributed(net)
+    optimizer.zero_grad()
+    loss_of(net, *map(part, batch(0))).backward()
+    child = os.fork()
+    if child == 0:
+        optimizer.zero_grad()
+        os._exit(sum(each.grad is not None for each in net.parameters()))
+    assert os.waitpid(child, 0)[1] == 0
+    optimizer.step()
+    parameters_are_near(net, expected)
 
 
 def is_of_rank(rank: int, size: int, worker: int) -> None:
