@@ -228,7 +228,7 @@ def test_options_of_the_optimizer() -> None:
 
     model = torch.nn.Linear(2, 2)
     for odd in (None, 5, "x"):
-        with pytest.raises(ValueError, match=r"must be a torch\.optim\.Optimizer"):
+        with pytest.raises(ValueError, match=r"not a torch\.optim\.Optimizer"):
             hvd.DistributedOptimizer(odd)
     for name, odd in (("compression", "fp16"), ("process_set", 3)):
         with pytest.raises(ValueError, match=f"^{name}={odd!r}: it must be "):
