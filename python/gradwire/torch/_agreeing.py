@@ -27,8 +27,8 @@ from gradwire.torch._slots import Slot
 from gradwire.torch._spans import Span, overlapping
 from gradwire.torch._words import word_in_flight, word_of
 
-# What the checks before an exchange may raise, also in code of the program.
-_ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# What an exchange may raise, also in code of the program such as compressors.
+ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _SAME_OPTIONS = "Set it to the same value on all ranks before the step"
 
 
@@ -102,7 +102,7 @@ class Agreeing(Flights):
             own += [
                 word_of(slot, self.op, again) | self._stepped_bits(slot) for slot in self._by_name
             ]
-        except _ERRORS as error:
+        except ERRORS as error:
             # TELL: the other ranks would wait for this one. After another exception, of a signal
             # handler, it may make this call again.
             problem, about = error, about | _agreement.FAILED

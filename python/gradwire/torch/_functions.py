@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -106,6 +107,14 @@ def _named(params: Any) -> list[tuple[str, torch.Tensor]]:
                 f"{name} is a {type(parameter).__name__}, not a tensor: use broadcast_object"
             )
         tensors.append((f"parameter.{name}", parameter))
+    counts = Counter(name for name, _ in tensors)
+    twice = [name.removeprefix("parameter.") for name, count in counts.items() if count > 1]
+    if twice:
+        more = ", …" if len(twice) > 3 else ""
+        raise ValueError(
+            f"params has several parameters named {', '.join(twice[:3])}{more}: call it for each "
+            "model"
+        )
     return tensors
 
 

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import torch
 
 from gradwire import _world
-from gradwire._errors import Cancelled, GradwireError
+from gradwire._errors import Cancelled
 from gradwire._objects import start_allgather
 from gradwire._ops import Sum
 from gradwire._process_sets import native_set
@@ -38,7 +38,7 @@ from gradwire._staging import session
 from gradwire._world import members
 from gradwire.torch import _absent, _agreement, _checks, _left
 from gradwire.torch._adapter import collectives
-from gradwire.torch._agreeing import Agreeing, number_of
+from gradwire.torch._agreeing import ERRORS, Agreeing, number_of
 from gradwire.torch._agreement import Call
 from gradwire.torch._gradient_state import Content
 from gradwire.torch._places import layout_of
@@ -154,7 +154,7 @@ class Exchange(Agreeing):
             self._awaited = work.run()
         except BaseException as error:
             if not work.is_waiting:
-                is_own = self.is_told or isinstance(error, (AssertionError, GradwireError))
+                is_own = self.is_told or isinstance(error, ERRORS)
                 if is_own or self.is_torn:
                     self._reset()
                 else:

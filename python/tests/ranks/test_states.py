@@ -82,6 +82,17 @@ def test_parameters_that_differ_between_the_ranks() -> None:
                 hvd.broadcast_parameters(given, root)
 
 
+def test_names_that_occur_twice() -> None:
+    one, two = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    both = [*one.named_parameters(), *two.named_parameters()]
+    for _ in range(2):
+        with pytest.raises(
+            hvd.InvalidRequest, match=r"nothing was sent, .* several parameters named weight, bias"
+        ):
+            hvd.broadcast_parameters(both, 0)
+    hvd.broadcast_parameters(one.named_parameters(), 0)
+
+
 def test_texts_in_the_state_of_an_optimizer() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
