@@ -136,8 +136,8 @@ def test_saved_models_need_no_gradwire(tmp_path: Path) -> None:
 import sys
 import keras
 model = keras.models.load_model({str(path)!r})
-assert type(model.optimizer) is keras.optimizers.Adam, type(model.optimizer)
-assert "gradwire.keras" not in sys.modules  # PyTorch imports the backend of torch.distributed
+assert isinstance(model.optimizer, keras.optimizers.Adam), type(model.optimizer)
+assert "gradwire" not in sys.modules
 print(int(model.optimizer.iterations), float(model.optimizer.clipnorm))
 """
     said = subprocess.run(
