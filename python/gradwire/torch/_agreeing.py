@@ -70,7 +70,7 @@ class Agreeing(Flights):
         super().__init__(*args, **kwargs)
 
     def _begin(self, *args: Any) -> None:
-        self._steps = None
+        self._steps = self._stepped_with = None
         super()._begin(*args)
 
     def _agree(

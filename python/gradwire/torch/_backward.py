@@ -112,9 +112,9 @@ class Submissions:
         self._delayed: list[list[Slot]] = []
         # The backward pass in which a hook has ended the last exchange.
         self._ended_in = _OUTSIDE
-        # Whether operations may be in flight that are not noted, and whether that is expected
-        # because an exchange goes on. An exception that interrupts it elsewhere than in a wait
-        # leaves the former.
+        # Whether operations may be in flight that this rank has not noted. During an exchange that
+        # is so, because only its end settles it: a wait that is interrupted goes on, and an
+        # exception anywhere else leaves it so.
         self.is_torn = self.is_exchanging = False
         # The number of completed exchanges in this session.
         self._exchanges = 0

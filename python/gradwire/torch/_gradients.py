@@ -140,9 +140,8 @@ class Exchange(Agreeing):
                 self.finish(call)
             except AssertionError as error:
                 raise AssertionError(
-                    f"an exception has interrupted {call.name.lower()}(), and the "
-                    "program has gone on with another backward pass: call it again first, then it "
-                    "goes on"
+                    f"an exception has interrupted {call.name.lower()}(), and the program has gone "
+                    "on with another backward pass: call it again first, then it goes on"
                 ) from error
         super().ready(slot)
 
