@@ -37,7 +37,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from gradwire import _epochs, _native, _world
-from gradwire._errors import GradwireError, PeerLost
+from gradwire._errors import GradwireError, InvalidRequest, PeerLost
 from gradwire._objects import allgather_object, broadcast_object
 from gradwire._world import is_elastic
 from gradwire.common.exceptions import HostsUpdatedInterrupt
@@ -346,10 +346,22 @@ def run_fn(
 
     Returns:
         A function with the same arguments. It returns what ``func`` returns.
+
+    Raises:
+        InvalidRequest: ``func`` is not a function; when it is called, also if its first argument is
+            not a ``State``.
     """
+    if not callable(func):
+        raise InvalidRequest(f"func is a {type(func).__name__}, not a function", kind="invalid")
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
+        if not isinstance(state, State):
+            raise InvalidRequest(
+                f"the first argument is a {type(state).__name__}, not a State, such as "
+                "ObjectState(step=0)",
+                kind="invalid",
+            )
         if not is_elastic():
             state._begin(skip_sync=False)
             result = func(state, *args, **kwargs)

@@ -156,6 +156,16 @@ class _EndOfEpoch:
         return True
 
 
+def _with(state: Any, name: str) -> Any:
+    """Returns a state, which must have an attribute."""
+    if not hasattr(state, name):
+        raise InvalidRequest(
+            f"the state has no attribute {name}: make it with KerasState(model, {name}=0)",
+            kind="invalid",
+        )
+    return state
+
+
 class UpdateBatchStateCallback(keras.callbacks.Callback):
     """Counts the batches of the present epoch in ``state.batch``.
 
@@ -165,11 +175,14 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
     Args:
         state: The state, which has an attribute ``batch``.
+
+    Raises:
+        InvalidRequest: It has none.
     """
 
     def __init__(self, state: Any) -> None:
         super().__init__()
-        self.state = state
+        self.state = _with(state, "batch")
         self._before = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -210,11 +223,14 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
 
     Args:
         state: The state, which has an attribute ``epoch``.
+
+    Raises:
+        InvalidRequest: It has none.
     """
 
     def __init__(self, state: Any) -> None:
         super().__init__()
-        self.state = state
+        self.state = _with(state, "epoch")
         self._before = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

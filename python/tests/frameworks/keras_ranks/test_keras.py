@@ -289,6 +289,12 @@ def test_elastic_states_need_what_they_save() -> None:
     state = hvd.elastic.ObjectState(batch=0)
     with pytest.raises(gw.InvalidRequest, match="batches_per_commit=0: it must be a whole"):
         hvd.elastic.CommitStateCallback(state, 0)
+    with pytest.raises(gw.InvalidRequest, match="no attribute epoch: make it with KerasState"):
+        hvd.elastic.UpdateEpochStateCallback(state)
+    with pytest.raises(gw.InvalidRequest, match="first argument is a int, not a State"):
+        hvd.elastic.run(lambda _: None)(3)  # type: ignore[arg-type]
+    with pytest.raises(gw.InvalidRequest, match="func is a int, not a function"):
+        hvd.elastic.run(3)  # type: ignore[arg-type]
 
 
 def test_states_of_other_models_are_an_error(several_ranks: None) -> None:
