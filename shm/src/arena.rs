@@ -7,6 +7,8 @@
 //! stop, [`take_back`] detaches segments from it. When a daemon has ended, [`Arena::renew`] gives
 //! the memory to its successor.
 //!
+//! A forked child gets memory of its own (`fork`).
+//!
 //! Memory that the program already has can become a segment of its own ([`Arena::adoption`]).
 //! It is a single block. When the block is dropped, only the program owns the memory.
 //!
@@ -25,6 +27,7 @@ use crate::segment::{SegmentError, SegmentId, renew::Successor};
 mod adoption;
 mod block;
 mod error;
+mod fork;
 mod free_list;
 mod growth;
 mod renewal;
@@ -54,7 +57,9 @@ impl Arena {
     pub fn new(config: ArenaConfig, register: Register, release: Release) -> Self {
         let (growing, adopting, has_retired) = Default::default();
         let state = ArenaState::new(Daemon { register, release }).into();
-        Self(Arc::new(Shared { config, growing, adopting, has_retired, state }))
+        let shared = Arc::new(Shared { config, growing, adopting, has_retired, state });
+        fork::watch(&shared);
+        Self(shared)
     }
 
     /// Allocates `bytes` bytes, aligned to [`ALIGNMENT`]. The memory is not cleared: it may hold

@@ -35,7 +35,7 @@ use std::{
 use rustix::{
     fs::{FallocateFlags, MemfdFlags, SealFlags},
     io::Errno,
-    mm::{Advice, MapFlags, ProtFlags},
+    mm::{Advice, MapFlags, MprotectFlags, ProtFlags},
     process::Resource,
 };
 
@@ -250,6 +250,18 @@ impl Segment {
 
     fn pointer(&self) -> *mut c_void {
         self.start.as_ptr().cast()
+    }
+
+    /// Lets this process only read the segment from now on: a write is a SIGSEGV.
+    ///
+    /// # Errors
+    /// The kernel refuses. Then nothing has changed.
+    ///
+    /// # Safety
+    /// The addresses are exactly the segment's mapping.
+    pub(crate) unsafe fn let_only_read(&self) -> rustix::io::Result<()> {
+        // SAFETY: the caller promises that it is our mapping. Its contents don't change.
+        unsafe { rustix::mm::mprotect(self.pointer(), self.bytes as usize, MprotectFlags::READ) }
     }
 
     /// The size in bytes.

@@ -139,7 +139,8 @@
 //!   numbers are checked (TRUST).
 //! - [`Session::adopt`] and [`Adoption::take_place`] turn addresses into memory and are unsafe.
 //! - [`Session::rejoin`] moves the memory of all tensors and is unsafe.
-//! - A forked child shares the tensors with its parent. `fork` itself is unsafe for such reasons.
+//! - What a forked child writes to a tensor stays in the child. It may see what its parent writes
+//!   later; `fork` itself is unsafe for such reasons.
 //!
 //! The daemon does the work. This crate has no network code and no runtime. Its only arithmetic is
 //! for sparse allreduces and Adasum, which consist of other collectives.

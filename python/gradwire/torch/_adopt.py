@@ -12,7 +12,7 @@ first. A later one moves the storage. It moves only in an operation that exchang
 nothing else may use the tensors of that operation, but other threads may compute on the rest of
 their storage. It never moves while an operation on it is in flight, which might write to the old
 addresses. Memory whose address others may hold does not move: NumPy's, pinned, mapped or shared
-memory, and parameters, of which a forked child may have its own copy.
+memory, and parameters, which a forked child may read at any time.
 
 Ranks move independently. All that they share is the space in PyTorch's folder, which the kernel
 reserves for one of them or refuses.
@@ -476,7 +476,7 @@ def _close() -> None:
 
 
 def _forked() -> None:
-    """Forgets everything: a forked child has no session, and shares its parent's memory."""
+    """Forgets everything: a forked child has no session, and has memory of its own."""
     global _lock, _known
     _lock = threading.RLock()
     # Dropping them takes a lock that another thread may have held during the fork.

@@ -332,7 +332,7 @@ class Exchange(Agreeing):
     def cleared(self, zero_grad: Callable[[], None]) -> None:
         """Clears the gradients with ``zero_grad``; those in shared memory stay there as zeros."""
         if _world.is_initialized() and not _world.is_rank():
-            zero_grad()  # a forked child, which would clear the gradients of its parent
+            zero_grad()  # a forked child, whose gradients nobody exchanges
             return
         if _world.is_rank() and self.takes_part():
             self.watch()

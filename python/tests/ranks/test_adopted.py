@@ -369,14 +369,16 @@ def test_parameters_among_frozen_objects(collects: bool) -> None:
         assert not adopted(exchange(tensor))
 
 
-def test_a_forked_child_shares_it() -> None:
+def test_a_forked_child_has_its_own() -> None:
     tensor, parameter = moved(), torch.nn.Parameter(torch.zeros(N))
     exchange(parameter.data)
+    before = float(tensor[0])
     child = os.fork()
     if child == 0:
         code = 1
         try:
             assert not _adopt._known
+            assert tensor[0] == before
             tensor[0] = -1.0
             parameter.data[0] = -1.0
             del tensor
@@ -385,7 +387,7 @@ def test_a_forked_child_shares_it() -> None:
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    assert tensor[0] == -1.0 and parameter.data[0] != -1.0
+    assert tensor[0] == before and parameter.data[0] != -1.0
     exchange(tensor)
     assert adopted(tensor)
 

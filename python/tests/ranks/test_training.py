@@ -292,7 +292,7 @@ def test_invalid_optimizer_arguments() -> None:
         hvd.DistributedOptimizer(made)
 
 
-def test_a_forked_child_clears_its_own_gradients() -> None:
+def test_a_forked_child_has_gradients_of_its_own() -> None:
     expected, _ = alone(sgd, steps=1)
     net = model()
     optimizer = distributed(net)
@@ -300,8 +300,17 @@ def test_a_forked_child_clears_its_own_gradients() -> None:
     loss_of(net, *map(part, batch(0))).backward()
     child = os.fork()
     if child == 0:
-        optimizer.zero_grad()
-        os._exit(sum(each.grad is not None for each in net.parameters()))
+        code = 1
+        try:
+            with pytest.raises(hvd.Forked):
+                loss_of(net, *map(part, batch(1))).backward()
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(2.0)
+            optimizer.zero_grad()
+            code = sum(each.grad is not None for each in net.parameters())
+        finally:
+            os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     optimizer.step()
     parameters_are_near(net, expected)

@@ -12,7 +12,11 @@ use super::{
     error::ArenaError,
     shared::{Kind, Lent, Made, Shared, Slot},
 };
-use crate::segment::{SegmentError, adopt, renew::Successor};
+use crate::segment::{
+    SegmentError,
+    adopt::{self, Mappings},
+    renew::Successor,
+};
 
 /// A place for adopted memory. Given back on drop.
 pub struct AdoptionPlace {
@@ -139,12 +143,13 @@ impl Adoption {
     fn check_unshared(&self, address: usize) -> Result<(), ArenaError> {
         let (bytes, start) = (self.bytes(), address as u64);
         let end = start.saturating_add(bytes);
+        let mappings = Mappings::default();
         let state = self.place.arena.state.lock();
         let overlapping = state.lent().find(|(_, lent)| {
             let theirs = lent.segment.as_ptr().addr() as u64;
             let overlaps = theirs < end && start < theirs + lent.segment.bytes();
             // The program may have unmapped memory that it shared, and mapped other memory there.
-            overlaps && lent.is_there()
+            overlaps && lent.is_there(&mappings)
         });
         match overlapping {
             Some((segment, _)) => Err(ArenaError::AlreadyShared { address, bytes, segment }),

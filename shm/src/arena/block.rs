@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::shared::Shared;
-use crate::segment::{SegmentError, SegmentId, reserve};
+use crate::segment::{SegmentError, SegmentId, adopt::Mappings, reserve};
 
 /// Keeps adopted memory mapped at its address, for example an array of a framework.
 pub type Owner = Arc<dyn Any + Send + Sync>;
@@ -146,15 +146,18 @@ pub unsafe fn take_back<'a>(
     let blocks = blocks.into_iter();
     let bytes = |(_, range): (_, Range<u64>)| range.end.saturating_sub(range.start);
     let copied = reserve::fits(blocks.clone().map(bytes).sum());
+    let mappings = Mappings::default();
     for (block, Range { start, end }) in blocks {
         if end > block.bytes {
             return Err(SegmentError::OutOfRange { bytes: end, max: block.bytes });
         }
-        let lent = block.arena.state.lock().get(block.segment).cloned();
+        let state = block.arena.state.lock();
+        let lent = state.get(block.segment).cloned();
         // A segment is not removed before its blocks. If the program has unmapped the memory,
         // something else may be at its addresses.
-        let Some(lent) = lent.filter(|lent| lent.is_there()) else { continue };
+        let Some(lent) = lent.filter(|lent| lent.is_there(&mappings)) else { continue };
         lent.reserve.replace(&lent.segment)?;
+        drop(state); // a forked child has a whole segment or a replaced one
         let range = block.offset + start..block.offset + end;
         lent.reserve.settle(&lent.segment, range, copied)?;
     }

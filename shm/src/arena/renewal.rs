@@ -165,7 +165,9 @@ impl Shared {
         lent: &Lent,
         daemon: &Daemon,
     ) -> Result<Successor, ArenaError> {
+        let state = self.state.lock();
         let place = lent.place();
+        drop(state);
         let kind = if place.is_some() { Kind::Adopted } else { Kind::Arena };
         let new = self.create(id, kind, lent.segment.bytes())?;
         new.copy(&lent.segment, place.as_ref())?;

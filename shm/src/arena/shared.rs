@@ -17,7 +17,10 @@ use super::{
     growth::{ArenaConfig, Usage, to_give_back},
 };
 use crate::segment::{
-    HugePages, Segment, SegmentError, SegmentId, adopt::Adopted, renew::Successor, reserve::Reserve,
+    HugePages, Segment, SegmentError, SegmentId,
+    adopt::{Adopted, Mappings},
+    renew::Successor,
+    reserve::Reserve,
 };
 
 /// A block's address and size are multiples of this: a cache line, and the widest vector register.
@@ -55,7 +58,8 @@ pub struct ArenaStats {
 pub(super) struct Lent {
     pub(super) segment: Segment,
     pub(super) reserve: Reserve,
-    /// The program's memory in which an adopted segment is, and which others may unmap.
+    /// The program's memory in which an adopted segment is, and which others may unmap. It is
+    /// locked only by those who have locked the arena's state.
     pub(super) adopted: Option<Mutex<Adopted>>,
     /// Somebody relies on its mapping, so it stays as long as the arena.
     pub(super) pinned: AtomicBool,
@@ -80,9 +84,10 @@ impl Lent {
     }
 
     /// Whether its addresses still belong to it.
-    pub(super) fn is_there(&self) -> bool {
+    pub(super) fn is_there(&self, mappings: &Mappings) -> bool {
         let (start, bytes) = (self.segment.as_ptr().addr(), self.segment.bytes());
-        self.place().is_none_or(|place| self.reserve.is_used() || place.is_at(start, bytes))
+        let is_at = |place: Adopted| place.is_at(start, bytes, mappings);
+        self.place().is_none_or(|place| self.reserve.is_used() || is_at(place))
     }
 }
 
@@ -196,6 +201,14 @@ impl ArenaState {
     pub(super) fn forget_adopted(&mut self, bytes: u64) {
         self.stats.adopted_bytes -= bytes;
         self.stats.adopted -= 1;
+    }
+
+    /// All segments that may have blocks.
+    pub(super) fn mapped(&self) -> impl Iterator<Item = &Lent> {
+        self.slots.iter().filter_map(|slot| match slot {
+            Slot::Lent(lent) | Slot::Orphaned(lent) | Slot::Retired(lent) => Some(&**lent),
+            Slot::Free | Slot::Taken | Slot::Unclear => None,
+        })
     }
 
     /// The segments that the daemon has, with their numbers.

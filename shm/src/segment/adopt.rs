@@ -9,10 +9,11 @@
 //! more.
 //!
 //! The framework keeps the addresses: it, and not the segment, unmaps them when the array is freed.
-//! So before anything is mapped there, [`is_mapped`] checks that they are still exactly the mapping
+//! So before anything is mapped there, [`Mappings`] shows that they are still exactly the mapping
 //! of that file. The same holds when the memory moves again, for another daemon (`renew`).
 
 use std::{
+    cell::OnceCell,
     convert::Infallible,
     mem::ManuallyDrop,
     ops::Range,
@@ -23,7 +24,7 @@ use std::{
     ptr::{self, NonNull},
 };
 
-use procfs::process::{MMPermissions, Process};
+use procfs::process::{MMPermissions, MemoryMaps, Process};
 use rustix::{io::Errno, mm::MremapFlags};
 
 use super::{HUGE_PAGE, Segment, SegmentError, parallel};
@@ -52,14 +53,14 @@ pub(crate) struct Adopted {
 
 impl Adopted {
     /// Whether these addresses are exactly the memory.
-    pub(crate) fn is_at(&self, start: usize, bytes: u64) -> bool {
-        is_mapped(start, bytes, self.file)
+    pub(crate) fn is_at(&self, start: usize, bytes: u64, mappings: &Mappings) -> bool {
+        mappings.are_exactly(start, bytes, self.file)
     }
 
     /// Refuses addresses that are not exactly the memory any more.
     pub(super) fn check(&self, address: usize, bytes: u64) -> Result<(), SegmentError> {
         let gone = SegmentError::NotAMapping { address, bytes, fd: self.fd };
-        self.is_at(address, bytes).then_some(()).ok_or(gone)
+        self.is_at(address, bytes, &Mappings::default()).then_some(()).ok_or(gone)
     }
 
     /// Puts a segment with the same bytes in the place of this memory, which is the segment `old`.
@@ -96,24 +97,33 @@ fn file_behind(fd: BorrowedFd<'_>) -> Result<Mapped, SegmentError> {
     Ok(Mapped::new(stat.st_dev, stat.st_ino))
 }
 
-/// Whether these addresses are exactly mappings of this file, all of it readable and writable.
-fn is_mapped(start: usize, bytes: u64, file: Mapped) -> bool {
-    let Ok(maps) = Process::myself().and_then(|process| process.maps()) else { return false };
-    let start = start as u64;
-    let Some(end) = start.checked_add(bytes) else { return false };
-    let access = MMPermissions::READ | MMPermissions::WRITE;
-    let mut at = start;
-    for map in maps.iter().filter(|map| map.address.0 < end && map.address.1 > start) {
-        let of_file = map.dev == file.device
-            && map.inode == file.inode
-            && map.offset == map.address.0.wrapping_sub(start);
-        // The list is in the order of addresses. A mapping that reaches beyond is somebody else's.
-        if map.address.0 != at || map.address.1 > end || !of_file || !map.perms.contains(access) {
-            return false;
+/// What this process maps: read once, when it is first needed, because that takes milliseconds in a
+/// large process.
+#[derive(Default)]
+pub(crate) struct Mappings(OnceCell<Option<MemoryMaps>>);
+
+impl Mappings {
+    /// Whether these addresses are exactly mappings of this file, all of it readable and writable.
+    fn are_exactly(&self, start: usize, bytes: u64, file: Mapped) -> bool {
+        let start = start as u64;
+        let maps = self.0.get_or_init(|| Process::myself().and_then(|own| own.maps()).ok());
+        let (Some(maps), Some(end)) = (maps, start.checked_add(bytes)) else { return false };
+        let access = MMPermissions::READ | MMPermissions::WRITE;
+        let mut at = start;
+        for map in maps.iter().filter(|map| map.address.0 < end && map.address.1 > start) {
+            let of_file = map.dev == file.device
+                && map.inode == file.inode
+                && map.offset == map.address.0.wrapping_sub(start);
+            // The list is in the order of addresses. A mapping that reaches beyond is somebody
+            // else's.
+            let within = map.address.0 == at && map.address.1 <= end;
+            if !within || !of_file || !map.perms.contains(access) {
+                return false;
+            }
+            at = map.address.1;
         }
-        at = map.address.1;
+        at == end
     }
-    at == end
 }
 
 /// Where contents are. Threads copy parts of them that don't overlap.
@@ -166,7 +176,7 @@ pub(crate) unsafe fn move_to(
     let page = rustix::param::page_size() as u64;
     if bytes.checked_next_multiple_of(page) != Some(size)
         || !(address as u64).is_multiple_of(page)
-        || !is_mapped(address, size, file)
+        || !Mappings::default().are_exactly(address, size, file)
     {
         let fd = fd.as_raw_fd();
         return Err(SegmentError::NotAMapping { address, bytes, fd });
@@ -419,8 +429,8 @@ mod tests {
         let memory = Framework::new(4096);
         let adopted = memory.adopt().unwrap();
         let start = memory.start.expose_provenance();
-        assert!(adopted.place.is_at(start, 4096));
+        assert!(adopted.place.is_at(start, 4096, &Mappings::default()));
         drop(memory);
-        assert!(!adopted.place.is_at(start, 4096));
+        assert!(!adopted.place.is_at(start, 4096, &Mappings::default()));
     }
 }
