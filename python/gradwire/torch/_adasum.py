@@ -17,6 +17,7 @@ import torch
 
 from gradwire import _epochs, _native, _world
 from gradwire._arguments import compressor_name, whole_number
+from gradwire._objects import start_allgather
 from gradwire._ops import Adasum, ReduceOp
 from gradwire._process_sets import ProcessSet, native_set
 from gradwire.torch import _agreement
@@ -193,9 +194,12 @@ class DistributedAdasum(Wrapped):
             with torch.no_grad():
                 for old, parameter in zip(before, parameters):
                     parameter.copy_(old)
-            raise problem or _agreement.disagree(
-                "another rank can't take part in the step: see its error"
+            told = yield start_allgather(
+                (_world.rank(), _agreement.description(problem)),
+                f"{self._identity.prefix}failures",
+                self.process_set,
             )
+            raise problem or _agreement.disagree(_agreement.not_taking_part(told))
         # Parameters without a gradient on any rank did not change; all ranks combine the others.
         changes = [(old, *named) for old, named, word in zip(before, self._names, used) if word]
         for first in range(0, len(changes), AT_ONCE):

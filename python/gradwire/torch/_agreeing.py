@@ -123,6 +123,9 @@ class Agreeing(Flights):
                 yield from self._end_flights_of_deleted(sent, words)
                 raise problem or AssertionError(_agreement.deleted(sorted(sent)))
         refusal = _agreement.refusal(about, turn)
+        if about & _agreement.FAILED:
+            told = yield from self._told(_agreement.description(problem), "failures")
+            refusal = _agreement.not_taking_part(told)
         if refusal is not None:
             difference: Exception | None = _agreement.disagree(refusal)
         else:

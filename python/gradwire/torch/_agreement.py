@@ -66,6 +66,8 @@ LOSS = 1 << 56  # its closure has returned a loss
 NO_LOSS = 1 << 57  # its closure has returned none
 
 
+# The longest text of an exception that other ranks are told.
+_MAX_TEXT = 500
 _RECOVER = (
     "so the parameters may differ: copy parameters and optimizer to all ranks "
     "(broadcast_parameters and broadcast_optimizer_state), or start again from a checkpoint"
@@ -200,8 +202,6 @@ def refusal(about: int, turn: int) -> str | None:
         turn: ``FIRST`` or ``AGAIN``, as this rank has reported.
     """
     closures = about & (LOSS | NO_LOSS)
-    if about & FAILED:
-        return "another rank can't take part in the step: see its error"
     if about & (FIRST | AGAIN) != turn:
         return (
             "the ranks make different calls of the optimizer: call synchronize(), step() and "
@@ -215,6 +215,26 @@ def refusal(about: int, turn: int) -> str | None:
             "example a zero for an empty batch"
         )
     return None
+
+
+def description(problem: BaseException | None) -> str | None:
+    """Returns the text of an exception for other ranks; None if there is none."""
+    if problem is None:
+        return None
+    text = str(problem)
+    cut = f"{text[:_MAX_TEXT]}…" if len(text) > _MAX_TEXT else text
+    return f"{type(problem).__name__}: {cut}"
+
+
+def not_taking_part(told: Sequence[tuple[int, str | None]]) -> str:
+    """Returns the text of the error that ranks can't take part in a step.
+
+    Args:
+        told: Each rank and the description of its exception; None if it takes part.
+    """
+    problem = next(text for _, text in told if text is not None)
+    which = ", ".join(str(rank) for rank, text in told if text == problem)
+    return f"rank {which} can't take part in the step: {problem}"
 
 
 def steps_missing(told: Sequence[tuple[int, int | None]]) -> str:

@@ -33,6 +33,8 @@ Named = Iterable[tuple[str, torch.Tensor]]
 # The limits of a request: Request::MAX_PARTS and Request::MAX_EXTRA_WORDS. Each tensor takes 5
 # words plus one per dimension.
 _MAX_TENSORS, _MAX_WORDS, _WORDS = 1024, 8192, 5
+# The longest name of a parameter, in bytes: TensorName::MAX_BYTES without the optimizer's prefix.
+_MAX_NAME = 960
 
 
 def name_parameters(
@@ -65,6 +67,11 @@ def name_parameters(
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"named_parameters contains duplicate names: {', '.join(twice)}")
+    long = [name for name in names if len(name.encode()) > _MAX_NAME]
+    if long:
+        raise ValueError(
+            f"the name {long[0][:60]}… in named_parameters is longer than {_MAX_NAME} bytes"
+        )
     by_identity = {id(parameter): name for name, parameter in named}
     unnamed = [str(at) for at, parameter in enumerate(own) if id(parameter) not in by_identity]
     if unnamed:
@@ -206,6 +213,8 @@ def DistributedOptimizer(
         raise ValueError(
             f"gradient_predivide_factor={gradient_predivide_factor}: it must be positive"
         )
+    if not isinstance(sparse_as_dense, int) or sparse_as_dense not in (False, True):
+        raise ValueError(f"sparse_as_dense={sparse_as_dense!r}: it must be True or False")
     passes = checked_passes(backward_passes_per_step)
     _check_loss(on_loss, state, op, process_set)
     if isinstance(optimizer, Wrapped):

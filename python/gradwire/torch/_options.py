@@ -1,4 +1,4 @@
-"""An optimizer's class and the options of its groups, such as the learning rate.
+"""An optimizer's class, the options of its groups, such as the learning rate, and the loss scale.
 
 They are the same on all ranks. Ranks compare them by parameter, because the order of the groups may
 differ between ranks. Only the optimizer's own options count: a program may keep anything else in
@@ -22,8 +22,9 @@ Options = list[tuple[list[str], dict[str, str]]]
 
 # Not NumPy's, which are shown as Python's.
 _PLAIN = {type(None), bool, int, float, complex, str}
-# The class, among the options: a name that no option has.
-_CLASS = "(class)"
+# What else is compared, under names that no option has: the class, and the scale of a GradScaler.
+_CLASS, _SCALE = "(class)", "(scale)"
+_CALLED = {_CLASS: "class", _SCALE: "scale of the GradScaler"}
 
 
 class OptionsOf:
@@ -46,7 +47,7 @@ class OptionsOf:
         """Returns the present options of each group."""
         optimizer = self._optimizer()
         known = sorted(getattr(optimizer, "defaults", {}))
-        kind = {_CLASS: type(optimizer).__name__}
+        kind = {_CLASS: type(optimizer).__name__, _SCALE: repr(optimizer._loss_scale)}
         return [
             kind | {name: _shown(group[name]) for name in known if name in group}
             for group in optimizer.param_groups
@@ -113,6 +114,6 @@ def difference(told: Sequence[tuple[int, Options]]) -> str | None:
             each = "; ".join(
                 f"{value} on rank {', '.join(on)}" for value, on in ranks_by_value.items()
             )
-            what = "class" if option == _CLASS else f"option {option}"
+            what = _CALLED.get(option, f"option {option}")
             return f"the {what} of the optimizer for {name} differs between the ranks: {each}"
     return None

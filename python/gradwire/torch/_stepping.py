@@ -270,7 +270,7 @@ class Distributed(Wrapped):
             raise AssertionError(
                 "zero_grad() was called after backward() but before step() or synchronize(), "
                 "while the gradients are still being exchanged: call one of these first, on all "
-                "ranks"
+                "ranks, also if the gradients are not used"
             )
         with self._without_waiting():
             self._exchange.cleared(partial(super().zero_grad, *args, **kwargs))

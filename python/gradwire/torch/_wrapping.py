@@ -37,6 +37,8 @@ class Wrapped(torch.optim.Optimizer):
     # The vote on a step that is not made, if the ranks vote on steps; see ``Voting``.
     _vote_without_step: Callable[[], None] | None = None
     _skipped = 0
+    # During a step of a ``GradScaler``, its scale.
+    _loss_scale: float | None = None
     # The parameters that it had when it was made.
     _known: Container[torch.Tensor]
 

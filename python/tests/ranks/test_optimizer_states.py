@@ -326,6 +326,29 @@ def test_a_scaler_with_an_infinity_on_one_rank(options: dict[str, Any], unscaled
     assert scaler.get_scale() == 2.0
 
 
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("fused", [False, True])
+def test_scalers_that_differ(fused: bool) -> None:
+    net = model()
+    made = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
+    optimizer = hvd.DistributedOptimizer(made, net.named_parameters())
+    scalers = [scaler_of(init_scale=4.0), scaler_of(init_scale=8.0 if hvd.rank() == 1 else 4.0)]
+    for step, scaler in enumerate([scalers[0], scalers[1], scalers[0]]):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(net, *map(part, batch(step)))).backward()
+        if step == 1:
+            before = copy.deepcopy(net.state_dict())
+            with pytest.raises(
+                hvd.InvalidRequest, match=r"scale of the GradScaler .* 8\.0 on rank 1"
+            ):
+                scaler.step(optimizer)
+            assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+        else:
+            scaler.step(optimizer)
+        scaler.update()
+    bits_are_the_same_everywhere(net)
+
+
 def test_clipping_after_a_disabled_scaler() -> None:
     expected, net = model(), model()
     plain, ours = sgd(expected), distributed(net)

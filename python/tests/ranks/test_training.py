@@ -274,6 +274,8 @@ def test_invalid_optimizer_arguments() -> None:
         ({"backward_passes_per_step": -1}, "at least 1"),
         ({"op": hvd.Max}, "op=max: gradients are reduced by"),
         ({"groups": True}, "groups must be"),
+        ({"sparse_as_dense": "no"}, "sparse_as_dense='no'"),
+        ({"named_parameters": [("n" * 961, names[0][1]), *names[1:]]}, "longer than 960 bytes"),
         ({"groups": [[torch.zeros(3)]]}, "not a parameter"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "op=Average"),
         ({"groups": [[names[0][1]], [names[0][1]]]}, "more than one group"),
