@@ -8,6 +8,7 @@ use std::{
 use gradwire_proto::{Failure, NodeId, pb};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     model::{ConnectionId, Event},
@@ -25,6 +26,8 @@ pub(crate) struct Peer {
     pub(crate) nonce: Vec<u8>,
     /// The node's latest heartbeat and report.
     pub(crate) newest: Arc<Mutex<Newest>>,
+    /// To be cancelled once another stream has replaced this one.
+    pub(crate) replaced: CancellationToken,
 }
 
 /// The latest heartbeat and report of a node; older ones do not matter.

@@ -438,6 +438,12 @@ impl Runtime {
             Command::Resume { connection, earlier, received } => {
                 self.resume(connection, earlier, received).into_iter().collect()
             }
+            Command::Moved { node, data_address } => {
+                let moved = pb::Moved { node: node.0, data_address };
+                self.send(&[convert::message(Message::Moved(moved))], |_, there| {
+                    there.node.is_some()
+                })
+            }
             Command::Refuse { connection, kind, text } => {
                 self.happened(format!("refused a node: {text}"));
                 if let Some(left_out) = REFUSALS.admits() {

@@ -6,7 +6,7 @@ use gradwire_proto::Ending;
 use tokio::{
     net::TcpListener,
     sync::{mpsc, oneshot},
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_util::{
     sync::CancellationToken,
@@ -29,6 +29,9 @@ use crate::{
 
 /// The most events that wait for the engine. Streams are not read while there is no room.
 const INBOX: usize = 256;
+
+/// How long connections may take to close after their last session.
+const CLOSING: Duration = Duration::from_millis(100);
 
 /// The longest grace period, whatever is configured.
 const MAX_GRACE: Duration = Duration::from_secs(3600);
@@ -180,10 +183,11 @@ impl Coordinator {
         }
         stop_sessions.cancel();
         stop_server.cancel();
-        let until = until.max(Instant::now() + Duration::from_millis(100));
+        let until = until.max(Instant::now() + CLOSING);
         // The rest of both servers ends with their handles.
         let _ = timeout_at(until, async {
-            let _ = (&mut server).await;
+            // Its sessions have ended. A connection that another one has replaced may be dead.
+            let _ = timeout(CLOSING, &mut server).await;
             let _ = (&mut viewers).await;
         })
         .await;

@@ -125,6 +125,7 @@ impl SessionAcceptor {
             connection: ConnectionId(self.connections.fetch_add(1, Ordering::Relaxed)),
             messages,
             newest: Arc::default(),
+            replaced: CancellationToken::new(),
             may_return,
         };
         let stop = self.context.stop.clone();
@@ -139,6 +140,8 @@ struct Session<S> {
     connection: ConnectionId,
     messages: S,
     newest: Arc<Mutex<Newest>>,
+    /// Another stream has replaced this one, which may never end by itself.
+    replaced: CancellationToken,
     /// Whether the node may open another stream if this one breaks.
     may_return: bool,
 }
@@ -157,7 +160,8 @@ where
                 return;
             }
         }
-        let why = self.forward().await;
+        let replaced = self.replaced.clone();
+        let Some(why) = replaced.run_until_cancelled(self.forward()).await else { return };
         let _ = self.context.inbox.send(Inbound::Event(self.event(why))).await;
     }
 
@@ -209,6 +213,7 @@ where
             outbox: outbox.clone(),
             nonce: join.nonce.clone(),
             newest: Arc::clone(&self.newest),
+            replaced: self.replaced.clone(),
         };
         let inbound = Inbound::Join { connection: self.connection, join, proven, peer };
         self.context.inbox.send(inbound).await.map_err(|_| Status::unavailable(OVER))?;

@@ -103,8 +103,11 @@ async fn other_streams_can_not_continue() {
     let status = change(&|join| join.epoch = 7).await;
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("epoch 7"), "{status}");
-    let status = change(&|join| join.data_address = "127.0.0.1:7999".into()).await;
+    let status = change(&|join| join.host = "elsewhere".into()).await;
     assert!(status.message().contains("only the daemon that has joined may"), "{status}");
+    let status = change(&|join| join.data_address = "127.0.0.1:7000".into()).await;
+    let why = "nodes 'host0' and 'host1' have the same data address 127.0.0.1:7000";
+    assert!(status.message().contains(why), "{status}");
     // The proof covers the counts.
     let mut node = served.open().await.unwrap();
     let join = pb::Join { attempt: 5, ..served.join(&node, 1, 1) };

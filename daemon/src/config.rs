@@ -17,6 +17,7 @@ use gradwire_settings::{
 use rustix::process::{Pid, getppid};
 
 use crate::{
+    control::places::Choice,
     model::{elastic::Elastic, job::JobIdentity},
     transport::handshake::MAX_STREAMS,
 };
@@ -31,6 +32,8 @@ pub struct DaemonConfig {
     pub(crate) address: IpAddr,
     /// Where it listens for other nodes: on one address of each interface that it uses.
     pub(crate) data_listen: Vec<SocketAddr>,
+    /// How it finds other addresses if this host loses these; `None` if they were set.
+    pub(crate) data_choice: Option<Choice>,
     /// The process that has started this one.
     pub(crate) parent: Option<Pid>,
     pub(crate) slots: u32,
@@ -115,6 +118,10 @@ impl DaemonConfig {
             coordinator: env.parse("GRADWIRE_COORDINATOR", "it must be ip:port")?,
             host: env.text("GRADWIRE_HOST")?.to_owned(),
             address,
+            data_choice: match settings.data.listen {
+                Some(listen) if !listen.ip().is_unspecified() => None,
+                _ => Some(Choice::new(&settings.data.interface, variables)),
+            },
             data_listen: match settings.data.listen {
                 Some(listen) => vec![listen],
                 None => {

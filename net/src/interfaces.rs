@@ -8,8 +8,8 @@
 
 use std::{
     collections::HashMap,
-    fmt,
-    net::{IpAddr, SocketAddrV4, SocketAddrV6},
+    fmt, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket},
 };
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
@@ -273,6 +273,25 @@ pub fn usable() -> Vec<Interface> {
     all
 }
 
+/// Whether this host has an address.
+pub fn is_own(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// The address of this host from which it reaches a peer, according to its routes. Nothing is sent.
+///
+/// # Errors
+/// The system's error if there is no route.
+pub fn toward(peer: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = match peer {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(peer)?;
+    Ok(socket.local_addr()?.ip())
+}
+
 fn interfaces() -> Vec<Interface> {
     let read = |one: InterfaceAddress| {
         let address = one.address?;
@@ -316,6 +335,13 @@ mod tests {
         let found = choose(given, &variables, &examples(), OWN.parse().unwrap())?;
         let each: Vec<_> = found.addresses.iter().map(ToString::to_string).collect();
         Ok(each.join(" "))
+    }
+
+    #[test]
+    fn a_host_knows_its_own_addresses() {
+        let own = toward("127.0.0.1:9".parse().unwrap()).unwrap();
+        assert_eq!(own, IpAddr::from([127, 0, 0, 1]));
+        assert!(is_own(own) && !is_own("192.0.2.1".parse().unwrap()));
     }
 
     #[test]

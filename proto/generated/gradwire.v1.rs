@@ -705,7 +705,7 @@ pub mod node_message {
 pub struct CoordinatorMessage {
     #[prost(
         oneof = "coordinator_message::Message",
-        tags = "1, 2, 3, 4, 5, 6, 10, 11, 7"
+        tags = "1, 2, 3, 4, 5, 6, 10, 11, 7, 12"
     )]
     pub message: ::core::option::Option<coordinator_message::Message>,
 }
@@ -731,6 +731,8 @@ pub mod coordinator_message {
         Stalled(super::Stalled),
         #[prost(message, tag = "7")]
         Resumed(super::Resumed),
+        #[prost(message, tag = "12")]
+        Moved(super::Moved),
     }
 }
 /// Random bytes. The joining node must prove the job's secret over them.
@@ -786,7 +788,7 @@ pub struct Join {
     /// in an elastic job: the epoch for which this daemon was started
     #[prost(uint64, tag = "13")]
     pub epoch: u64,
-    /// how many streams this daemon has tried to open before
+    /// how many streams this daemon has tried to open before; only then its data_address may change
     #[prost(uint32, tag = "14")]
     pub attempt: u32,
     /// how many messages of the coordinator it has received
@@ -801,6 +803,15 @@ pub struct Resumed {
     pub received: u64,
     #[prost(bytes = "vec", tag = "2")]
     pub proof: ::prost::alloc::vec::Vec<u8>,
+}
+/// A node has other addresses from now on.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Moved {
+    #[prost(uint32, tag = "1")]
+    pub node: u32,
+    /// as in Join
+    #[prost(string, tag = "2")]
+    pub data_address: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct World {

@@ -168,20 +168,22 @@ fn node(join: pb::Join, first_rank: u32) -> Node {
 }
 
 /// Checks that the same daemon joins again which has joined as `there`, and that it has made more
-/// attempts than `last` (TRUST).
+/// attempts than `last` (TRUST). Its host may have other addresses now.
 pub(crate) fn check_return(join: &pb::Join, there: &Node, last: u32) -> Result<(), Refusal> {
     let host = text::excerpt(&join.host, MAX_LABEL_BYTES);
-    if node(join.clone(), there.first_rank.0) != *there {
+    let data_address = there.data_address.clone();
+    let returned = Node { data_address, ..node(join.clone(), there.first_rank.0) };
+    if returned != *there {
         return refuse(
             RefusalKind::Taken,
             format!(
-                "node {} (host {host}, data address {}) wants to continue, but node {} is on host \
-                 {}, at {}: only the daemon that has joined may continue",
+                "node {} (host {host}, {}) wants to continue, but node {} is on host {}, with {}: \
+                 only the daemon that has joined may continue",
                 join.order,
-                text::excerpt(&join.data_address, 80),
+                text::count(join.slots as usize, "slot"),
                 join.order,
                 there.host,
-                there.data_address
+                text::count(there.slots as usize, "slot")
             ),
         );
     }
@@ -195,6 +197,25 @@ pub(crate) fn check_return(join: &pb::Join, there: &Node, last: u32) -> Result<(
         );
     }
     Ok(())
+}
+
+/// Checks that no other node has an address of this one. `others`: their hosts and addresses.
+pub(crate) fn check_address<'a>(
+    join: &pb::Join,
+    others: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<(), Refusal> {
+    let same = others.into_iter().find_map(|(host, addresses)| {
+        common_address(addresses, &join.data_address).map(|at| (host, at))
+    });
+    let Some((host, at)) = same else { return Ok(()) };
+    refuse(
+        RefusalKind::Taken,
+        format!(
+            "nodes '{host}' and '{}' have the same data address {at}: set GRADWIRE_ADDRESS on each \
+             to an address that the others can reach",
+            join.host
+        ),
+    )
 }
 
 /// A node that has joined.
@@ -233,21 +254,15 @@ impl Forming {
                 ),
             );
         }
-        let same = self.joined.values().find_map(|Entry { join: there, .. }| {
-            common_address(&there.data_address, &join.data_address).map(|at| (there, at))
-        });
-        if let Some((there, at)) = same {
-            return refuse(
-                RefusalKind::Taken,
-                format!(
-                    "nodes '{}' and '{}' have the same data address {at}: set GRADWIRE_ADDRESS on \
-                     each to an address that the others can reach",
-                    there.host, join.host
-                ),
-            );
-        }
+        check_address(&join, self.others(join.order))?;
         self.joined.insert(join.order, Entry { connection, join, absence: Absence::default() });
         Ok(())
+    }
+
+    /// The hosts and addresses of the other nodes.
+    fn others(&self, order: u32) -> impl Iterator<Item = (&str, &str)> {
+        let others = self.joined.iter().filter(move |(at, _)| **at != order);
+        others.map(|(_, there)| (there.join.host.as_str(), there.join.data_address.as_str()))
     }
 
     /// A node that has passed [`check_join`] joins again. Returns the stream that is replaced;
@@ -258,9 +273,12 @@ impl Forming {
         join: &pb::Join,
         now: Duration,
     ) -> Result<Option<ConnectionId>, Refusal> {
-        let Some(there) = self.joined.get_mut(&join.order) else { return Ok(None) };
+        let Some(there) = self.joined.get(&join.order) else { return Ok(None) };
         check_return(join, &node(there.join.clone(), 0), there.join.attempt)?;
+        check_address(join, self.others(join.order))?;
+        let Some(there) = self.joined.get_mut(&join.order) else { return Ok(None) };
         there.join.attempt = join.attempt;
+        there.join.data_address.clone_from(&join.data_address);
         there.absence.end(now);
         Ok(Some(std::mem::replace(&mut there.connection, connection)))
     }

@@ -7,7 +7,7 @@ use gradwire_proto::{Failure, FailureKind, NodeId, beat::LastReceived, pb};
 
 use super::{
     JobState, Membership,
-    forming::{Refusal, check_return},
+    forming::{Refusal, check_address, check_return},
 };
 use crate::model::{
     Command, ConnectionId, Output,
@@ -52,8 +52,13 @@ impl Membership {
     ) -> Result<bool, Refusal> {
         let node = NodeId(join.order);
         let received = join.received;
-        if let Some(member) = self.members.get_mut(node) {
+        if let Some(member) = self.members.get(node) {
             check_return(join, &member.node, member.attempt)?;
+            let others = self.members.iter().filter(|(other, _)| *other != node);
+            let places = others.map(|(_, there)| (&*there.node.host, &*there.node.data_address));
+            check_address(join, places)?;
+        }
+        if let Some(member) = self.members.get_mut(node) {
             if let Some(why) = &member.lost {
                 let text = format!("node {node} (host {}) is lost: {why}", member.node.host);
                 return Err(Refusal { kind: RefusalKind::Taken, text });
@@ -61,15 +66,25 @@ impl Membership {
             let (time, why) = member.absence.end(now);
             member.last_received = LastReceived::at(now);
             let host = member.node.host.clone();
+            let has_moved = member.node.data_address != join.data_address;
+            member.node.data_address.clone_from(&join.data_address);
             let earlier = self.members.moves(node, connection, join.attempt);
             let who = self.members.describe(node);
+            let place = match has_moved {
+                true => format!(", and is at {} now", join.data_address),
+                false => String::new(),
+            };
             out.reason = format!(
-                "{who} on host {host} has another stream after {:.1} s: {why}",
+                "{who} on host {host} has another stream after {:.1} s{place}: {why}",
                 time.as_secs_f64()
             );
             let text = out.reason.clone();
             out.commands.push(Command::Report { severity: Severity::Info, text });
             out.commands.push(Command::Resume { connection, earlier, received });
+            if has_moved {
+                let data_address = join.data_address.clone();
+                out.commands.push(Command::Moved { node, data_address });
+            }
             return Ok(true);
         }
         let JobState::Forming { .. } = &self.state else { return Ok(false) };

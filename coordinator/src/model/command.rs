@@ -245,6 +245,13 @@ pub enum Command {
         /// How many messages the node has received.
         received: u64,
     },
+    /// Notify every node that a node has other addresses.
+    Moved {
+        /// The node.
+        node: NodeId,
+        /// `ip:port` of its data plane.
+        data_address: String,
+    },
     /// End a stream whose node may not join.
     Refuse {
         /// The stream.

@@ -112,6 +112,7 @@ impl Runtime {
         session.peer.outbox.greet(Ok(pb::CoordinatorMessage { message }));
         let again = match earlier {
             Some(earlier) => {
+                earlier.peer.replaced.cancel();
                 (session.node, session.overrun) = (earlier.node, earlier.overrun);
                 session.received = earlier.received;
                 *session.peer.newest.lock() = std::mem::take(&mut *earlier.peer.newest.lock());

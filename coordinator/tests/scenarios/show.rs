@@ -160,6 +160,9 @@ pub(crate) fn output(output: &Output) -> String {
                 let earlier = earlier.map_or_else(|| "none".to_owned(), |at| at.0.to_string());
                 writeln!(text, "resume {} instead of {earlier} from {received}", connection.0)
             }
+            Command::Moved { node, data_address } => {
+                writeln!(text, "node {node} is at {data_address}")
+            }
             Command::Refuse { connection, kind, text: why } => {
                 writeln!(text, "refuse {}: {kind:?}: {why}", connection.0)
             }

@@ -330,8 +330,9 @@ impl Session<'_> {
         self.liveness.stream_received();
         match message.message {
             Some(coordinator_message::Message::Challenge(challenge)) => {
-                let (attempt, received) = (self.back.attempt, self.received.tell());
-                let join = self.introduction.join(&challenge.nonce, attempt, received);
+                let counts = (self.back.attempt, self.received.tell());
+                let addresses = dispatcher.data_addresses();
+                let join = self.introduction.join(&challenge.nonce, counts, addresses.as_ref());
                 self.nonce.clone_from(&join.nonce);
                 let message = Some(node_message::Message::Join(join));
                 let message = Ok(pb::NodeMessage { message });
@@ -412,6 +413,9 @@ impl Session<'_> {
                 if let Some((round_trip, clock)) = received {
                     metrics::heartbeat(round_trip, clock);
                 }
+            }
+            Some(coordinator_message::Message::Moved(moved)) => {
+                dispatcher.moved(&moved).map_err(|e| registry::nonsense(&e))?;
             }
             Some(coordinator_message::Message::Explain(asked)) => {
                 explain::answer(&dispatcher.node, asked);

@@ -59,10 +59,16 @@ impl Introduction {
         self.recovery.filter(|_| self.acceptor.is_none())
     }
 
-    /// Joins on stream number `attempt`, after N messages were `received` on earlier ones.
-    pub(super) fn join(&self, challenge: &[u8], attempt: u32, received: u64) -> pb::Join {
+    /// Joins on stream number `attempt`, after N messages were `received` on earlier ones. The data
+    /// plane may listen on other `addresses` than at first.
+    pub(super) fn join(
+        &self,
+        challenge: &[u8],
+        (attempt, received): (u32, u64),
+        addresses: Option<&Endpoints>,
+    ) -> pb::Join {
         let nonce = auth::nonce();
-        let data_address = self.data_addresses.to_string();
+        let data_address = addresses.unwrap_or(&self.data_addresses).to_string();
         let metrics_address = self.metrics_address.map_or_else(String::new, |at| at.to_string());
         let claim = Claim::Join {
             challenge,

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use gradwire_proto::{Collective, Failure, FailureKind, ProcessSetId, Rank, Request};
+use gradwire_proto::{
+    Collective, Endpoints, Failure, FailureKind, NodeId, ProcessSetId, Rank, Request, WireError, pb,
+};
 use gradwire_telemetry::on_scrape;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +26,7 @@ use crate::{
         members::Members,
         operation::Instruction,
         tensor::{AllocationRequest, TensorKey, join_of},
-        world::World,
+        world::{World, invalid},
     },
     ops::OperationManager,
     queue::TensorQueue,
@@ -115,9 +117,7 @@ impl Dispatcher {
             node.job.clone(),
             self.cancel.clone(),
         );
-        for listener in listeners {
-            node.spawn("the listener of the data plane", mesh.clone().serve(listener));
-        }
+        listeners.into_iter().for_each(|listener| self.serve(&mesh, listener));
         let everybody = Arc::new(Members::everybody(&world));
         let queue = Arc::new(TensorQueue::new(world.me().first_rank, everybody));
         metrics::process_sets(queue.process_sets());
@@ -138,6 +138,33 @@ impl Dispatcher {
         let running = Running { world, queue, operations, lanes, mesh, paths, traffic };
         let _ = node.running.set(running);
         Ok(())
+    }
+
+    /// Where the data plane listens; first it follows this host to other addresses. `None` before
+    /// the world has formed.
+    pub(super) fn data_addresses(&self) -> Option<Endpoints> {
+        let mesh = &self.node.running.get()?.mesh;
+        if let Some(now) = mesh.addresses_now() {
+            match mesh.listen_again(&now) {
+                Ok(listeners) => listeners.into_iter().for_each(|one| self.serve(mesh, one)),
+                Err(error) => tracing::warn!(%error, "can't listen on this host's new address"),
+            }
+        }
+        Some(mesh.own_addresses())
+    }
+
+    /// Another node has moved.
+    pub(super) fn moved(&self, moved: &pb::Moved) -> Result<(), WireError> {
+        let addresses = moved.data_address.parse();
+        let addresses = addresses.map_err(|_| invalid("data_address", &*moved.data_address))?;
+        if let Some(running) = self.node.running.get() {
+            running.mesh.moved(NodeId(moved.node), addresses);
+        }
+        Ok(())
+    }
+
+    fn serve(&self, mesh: &Arc<Mesh>, listener: TcpListener) {
+        self.node.spawn("the listener of the data plane", mesh.clone().serve(listener));
     }
 
     /// The daemon knows the job now: ranks may have ended before.

@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     sync::{Arc, Weak},
     thread::{self, sleep},
     time::{Duration, Instant},
@@ -65,6 +65,9 @@ fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
             liveness.restart();
         }
         check_silence(&there, liveness, &world, is_local);
+        if let Some(Ok(datagrams)) = &mut datagrams {
+            datagrams.follow(&there);
+        }
         if !is_local && datagrams.is_none() {
             let opened = Datagrams::open(&there, &world);
             if let Err(error) = &opened {
@@ -94,9 +97,15 @@ pub(super) fn silent(coordinator: SocketAddr, time: Duration) -> Failure {
 fn check_silence(node: &Node, liveness: &Liveness, world: &World, is_local: bool) {
     let limits = Limits::new(world.heartbeat_interval, world.heartbeat_timeout);
     let coordinator = node.config.coordinator;
+    let may_return = node.config.recovery.is_some() && !is_local;
+    // This node tells its new address when it joins again.
+    let has_moved = || node.running.get().is_some_and(|running| running.mesh.has_moved());
+    if may_return && has_moved() {
+        return liveness.distrust();
+    }
     let failure = match liveness.silence(&limits) {
         None => return,
-        Some(_) if node.config.recovery.is_some() && !is_local => return liveness.distrust(),
+        Some(_) if may_return => return liveness.distrust(),
         Some(Silence::All(time)) => silent(coordinator, time),
         Some(Silence::Stream(time)) => Failure::new(
             FailureKind::CoordinatorLost,
@@ -114,9 +123,16 @@ fn check_silence(node: &Node, liveness: &Liveness, world: &World, is_local: bool
     node.job.end(Ending::Failed(failure.host(node.config.host.clone())));
 }
 
+/// The first address of this node.
+fn own_address(node: &Node) -> Option<IpAddr> {
+    Some(node.running.get()?.mesh.own_addresses().first().ip())
+}
+
 #[derive(Debug)]
 struct Datagrams {
     socket: UdpSocket,
+    /// The address of this host.
+    from: IpAddr,
     identity: JobIdentity,
     sent: u64,
     /// The first datagram without an answer; answers to earlier ones are too old.
@@ -125,9 +141,24 @@ struct Datagrams {
 
 impl Datagrams {
     fn open(node: &Node, world: &World) -> io::Result<Self> {
-        let socket = UdpSocket::bind((world.me().addresses.first().ip(), 0))?;
+        let from = own_address(node).unwrap_or_else(|| world.me().addresses.first().ip());
+        let socket = Self::socket(node, from)?;
+        let identity = node.config.identity.clone();
+        Ok(Self { socket, from, identity, sent: 0, unanswered: 0 })
+    }
+
+    fn socket(node: &Node, from: IpAddr) -> io::Result<UdpSocket> {
+        let socket = UdpSocket::bind((from, 0))?;
         socket.connect(node.config.coordinator)?;
-        Ok(Self { socket, identity: node.config.identity.clone(), sent: 0, unanswered: 0 })
+        Ok(socket)
+    }
+
+    /// Sends from the address that this host has got instead of another one.
+    fn follow(&mut self, node: &Node) {
+        let Some(own) = own_address(node).filter(|own| *own != self.from) else { return };
+        if let Ok(socket) = Self::socket(node, own) {
+            (self.socket, self.from) = (socket, own);
+        }
     }
 
     /// Sends one datagram, and reads answers for `pause`.

@@ -6,6 +6,10 @@
 //!
 //! Dialling, accepting and the handshakes run on the control thread. A connection that has passed
 //! its handshake goes to its lane, which owns the socket from then on.
+//!
+//! - `moving`: hosts that get other addresses
+
+mod moving;
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -27,6 +31,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
+use super::places::Places;
 use crate::{
     config::DaemonConfig,
     data::{
@@ -87,6 +92,7 @@ pub(crate) struct Mesh {
     config: DaemonConfig,
     identity: Identity,
     world: Arc<World>,
+    places: Places,
     lanes: Arc<[Lane]>,
     job: Job,
     runtime: Handle,
@@ -111,6 +117,7 @@ impl Mesh {
         let fits = config.socket_buffer_bytes == 0 && grants_buffers(initial);
         Arc::new(Self {
             initial: fits.then_some(initial),
+            places: Places::new(&world),
             config,
             identity,
             world,
@@ -161,9 +168,7 @@ impl Mesh {
         let node = &self.world.nodes[id.peer.0 as usize];
         let returns = self.config.recovery.filter(|_| self.dialled.lock().was_up(id));
         let limit = returns.unwrap_or(self.config.connect_timeout);
-        let (_, number) = id.place(self.identity.lanes);
-        let (from, to) = self.world.me().addresses.pair(&node.addresses, number);
-        match self.dial((from, to), id, totals, limit).await {
+        match self.dial(id, totals, limit).await {
             Ok((stream, attempt, round_trip)) => {
                 self.dialled.lock().connected(id);
                 self.hand_over(id, attempt, None, stream, round_trip);
@@ -173,6 +178,7 @@ impl Mesh {
                     Some(limit) => format!(" again within {} ms", limit.as_millis()),
                     None => String::new(),
                 };
+                let (from, to) = self.ends(id);
                 let host = &self.world.me().host;
                 let is_named = *host == from.to_string();
                 let at = if is_named { String::new() } else { format!(" ({from})") };
@@ -196,29 +202,41 @@ impl Mesh {
         }
     }
 
-    /// Dials until the limit: a peer may start a moment later, and a connection may be reset.
+    /// The addresses of a connection's ends.
+    fn ends(&self, id: ConnectionId) -> (IpAddr, SocketAddr) {
+        let (_, number) = id.place(self.identity.lanes);
+        self.places.pair(id.peer, number)
+    }
+
+    /// Dials until the limit: a peer may start a moment later, and a connection may be reset. An
+    /// end may get another address meanwhile.
     async fn dial(
         &self,
-        ends: (IpAddr, SocketAddr),
         id: ConnectionId,
         totals: Totals,
         limit: Duration,
     ) -> Result<(TcpStream, u32, Duration), String> {
         let mut patience = Patience::new(Instant::now().into_std(), limit);
+        let mut changes = self.places.changes();
         loop {
+            changes.mark_unchanged();
+            let ends = self.ends(id);
             // The peer accepts the attempt with the largest number, so attempts must not overlap.
             let number = self.dialled.lock().attempt(id);
             let no_answer = |patience: &Patience| format!("no answer in {:?}", patience.limit());
-            let (mut stream, round_trip) =
-                match timeout_at(patience.deadline().into(), self.open(ends)).await {
-                    Err(_) => return Err(no_answer(&patience)),
-                    Ok(Err(error)) => {
-                        let why = error.to_string();
-                        again(&patience).await.then_some(()).ok_or(why)?;
-                        continue;
-                    }
-                    Ok(Ok(opened)) => opened,
-                };
+            let opened = tokio::select! {
+                opened = timeout_at(patience.deadline().into(), self.open(ends)) => opened,
+                Ok(()) = changes.changed() => continue,
+            };
+            let (mut stream, round_trip) = match opened {
+                Err(_) => return Err(no_answer(&patience)),
+                Ok(Err(error)) => {
+                    let why = error.to_string();
+                    again(&patience).await.then_some(()).ok_or(why)?;
+                    continue;
+                }
+                Ok(Ok(opened)) => opened,
+            };
             patience.measured(round_trip);
             self.set_receive_buffer(&stream, round_trip);
             let attempt = Attempt { number, totals };

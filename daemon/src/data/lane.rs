@@ -5,6 +5,7 @@
 
 use std::{
     io,
+    net::IpAddr,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -189,6 +190,7 @@ impl Runner {
                     // `finish_complete` finds the pieces.
                     Order::Allocated => {}
                     Order::Connected(connected) => self.connect(connected)?,
+                    Order::Moved(node, addresses) => self.moved(node, &addresses),
                     #[cfg(test)]
                     Order::Panic => panic!("it was asked to"),
                     Order::Stop => return Ok(()),
@@ -310,6 +312,19 @@ impl Runner {
             Err(error) => return Err(self.link_failed(peer, &error)),
         }
         Ok(())
+    }
+
+    /// Breaks the connections from and to earlier addresses of a node.
+    fn moved(&mut self, node: NodeId, addresses: &[IpAddr]) {
+        for link in self.links.iter_mut().flatten() {
+            if node == self.config.me {
+                link.keep(|socket| {
+                    socket.local_addr().is_ok_and(|at| addresses.contains(&at.ip()))
+                });
+            } else if node == link.peer() {
+                link.keep(|socket| socket.peer_addr().is_ok_and(|at| addresses.contains(&at.ip())));
+            }
+        }
     }
 
     /// Reports connections that have replaced broken ones.

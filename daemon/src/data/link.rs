@@ -13,6 +13,7 @@ use std::{
 use gradwire_collectives::execution::{self, SendQueue, Work};
 use gradwire_net::Bytes;
 use gradwire_proto::{NodeId, Sequence};
+use mio::net::TcpStream;
 
 use super::{
     arrivals::{Arrivals, Inbound, LinkError, piece_of},
@@ -359,6 +360,15 @@ impl Link {
     pub(super) fn check_answers(&mut self, limit: Duration) {
         for stream in self.slots.iter_mut().filter_map(|slot| slot.stream.as_mut()) {
             stream.check_answers(limit);
+        }
+    }
+
+    /// Gives up all connections but these.
+    pub(super) fn keep(&mut self, is_kept: impl Fn(&TcpStream) -> bool) {
+        for stream in self.slots.iter_mut().filter_map(|slot| slot.stream.as_mut()) {
+            if !is_kept(&stream.data_socket().socket) {
+                stream.leaves();
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! The orders for a lane, and its reports.
 
 use std::{
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -70,6 +71,8 @@ pub(crate) enum Order {
     Allocated,
     /// A connection with a peer is ready.
     Connected(Connected),
+    /// A node has only these addresses now: connections from and to others are broken.
+    Moved(NodeId, Arc<[IpAddr]>),
     #[cfg(test)]
     Panic,
     /// Drops everything and ends.

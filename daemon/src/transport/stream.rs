@@ -225,6 +225,11 @@ impl Stream {
         }
     }
 
+    /// Gives it up: one of the hosts does not have its address any more.
+    pub(crate) fn leaves(&mut self) {
+        self.breaks(io::Error::new(ErrorKind::AddrNotAvailable, "a host has got another address"));
+    }
+
     /// Its socket, to ask what was acknowledged.
     pub(crate) fn data_socket(&self) -> Arc<DataSocket> {
         self.socket.clone()

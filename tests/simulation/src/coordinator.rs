@@ -312,7 +312,10 @@ impl Coordinator {
                 self.is_over = true;
                 self.send_all(world, &ToNode::Shutdown);
             }
-            Command::Report { .. } | Command::Stalled { .. } | Command::Finish(_) => {}
+            Command::Report { .. }
+            | Command::Stalled { .. }
+            | Command::Moved { .. }
+            | Command::Finish(_) => {}
         }
     }
 }

@@ -36,7 +36,7 @@ pub struct Pair {
 }
 
 /// The name of the interface of each host.
-const CABLE: &str = "cable";
+pub const CABLE: &str = "cable";
 
 /// The interfaces of the switch, one for each host.
 const PORTS: [&str; 2] = ["port-a", "port-b"];
@@ -181,6 +181,14 @@ impl Pair {
             let address = format!("{}{number}/24", Self::SECOND);
             must(&["ip", "-n", host, "addr", "add", &address, "dev", name]);
             must(&["ip", "-n", host, "link", "set", name, "up"]);
+        }
+    }
+
+    /// Gives a host another address instead of its own.
+    pub fn readdress(&self, host: usize, interface: &str, from: &str, to: &str) {
+        for (change, address) in [("del", from), ("add", to)] {
+            let (name, address) = (&self.names[host], format!("{address}/24"));
+            must(&["ip", "-n", name, "addr", change, &address, "dev", interface]);
         }
     }
 

@@ -4,6 +4,7 @@
 //! Tests that measure the memory, descriptors or threads of their own process are separate
 //! programs: `soak.rs`, `small_jobs.rs`.
 
+mod addresses;
 mod bad_input;
 mod collectives;
 mod collector;
