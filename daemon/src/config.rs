@@ -17,9 +17,8 @@ use gradwire_settings::{
 use rustix::process::{Pid, getppid};
 
 use crate::{
-    control::places::Choice,
     model::{elastic::Elastic, job::JobIdentity},
-    transport::handshake::MAX_STREAMS,
+    transport::{handshake::MAX_STREAMS, places::Choice},
 };
 
 /// The configuration of a daemon, made by [`DaemonConfig::from_env`].

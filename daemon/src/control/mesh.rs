@@ -31,7 +31,6 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use super::places::Places;
 use crate::{
     config::DaemonConfig,
     data::{
@@ -51,6 +50,7 @@ use crate::{
             self, Admission, Attempt, ConnectionId, HandshakeError, Identity, MAX_STREAMS,
         },
         patience::{self, Patience},
+        places::Places,
         window::Window,
     },
 };
@@ -114,10 +114,11 @@ impl Mesh {
         cancel: CancellationToken,
     ) -> Arc<Self> {
         let initial = Window::initial(identity.lanes * config.streams);
+        let addresses = world.nodes.iter().map(|node| node.addresses.clone());
         let fits = config.socket_buffer_bytes == 0 && grants_buffers(initial);
         Arc::new(Self {
             initial: fits.then_some(initial),
-            places: Places::new(&world),
+            places: Places::new(world.node, addresses.collect()),
             config,
             identity,
             world,

@@ -8,7 +8,6 @@
 //! - `registry`: maps ids to names and messages to domain types; the only place that checks the
 //!   coordinator's messages (TRUST)
 //! - `mesh`: dials and accepts data connections, and hands them to their lanes
-//! - `places`: where the nodes listen for data connections
 //! - `node`: the state that all threads share, and the handling of the lanes' events
 //! - `notices`: what the launcher's agent tells this daemon
 //! - `report`: reports on this node for viewers of the job
@@ -31,7 +30,6 @@ pub(crate) mod liveness;
 mod mesh;
 pub(crate) mod node;
 mod notices;
-pub(crate) mod places;
 pub(crate) mod recording;
 pub(crate) mod registry;
 mod report;

@@ -7,6 +7,7 @@
 //! - `line`: the rate of this host's line
 //! - `patience`: how long making a connection may take (pure)
 //! - `paths`: the system's measurements of the paths to the peers
+//! - `places`: where the nodes listen
 //! - [`sent`]: what a connection has sent and the peer may not have (pure)
 //! - `stream`: one connection
 
@@ -16,6 +17,7 @@ pub mod handshake;
 pub(crate) mod line;
 pub(crate) mod paths;
 pub(crate) mod patience;
+pub(crate) mod places;
 pub mod sent;
 pub(crate) mod stream;
 pub(crate) mod window;

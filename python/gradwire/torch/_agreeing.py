@@ -25,7 +25,7 @@ from gradwire.torch._options import OptionsOf
 from gradwire.torch._resumable import Waits
 from gradwire.torch._slots import Slot
 from gradwire.torch._spans import Span, overlapping
-from gradwire.torch._words import word_in_flight, word_of
+from gradwire.torch._words import stepped_bits, word_in_flight, word_of
 
 # What an exchange may raise, also in code of the program such as compressors.
 ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -59,6 +59,9 @@ class Agreeing(Flights):
         self._joins = 0
         # Whether the last of these steps has noted which gradients it sees, and ``copies`` then.
         self._has_looked, self._copies = False, 0
+        # Whether an exchange has ended since the last step, and whether the program has cleared its
+        # results and computed new gradients.
+        self._is_unstepped = self._drops = False
         # Whether all ranks know the error that the present exchange raises.
         self.is_told = False
         # What this rank reports about the loss of its closure.
@@ -69,8 +72,14 @@ class Agreeing(Flights):
         self._stepped_with: tuple[list[dict[str, str]], int] | None = None
         super().__init__(*args, **kwargs)
 
+    @property
+    def exchanged(self) -> bool:
+        """Whether all gradients have been exchanged, without a step since."""
+        return all(slot.exchanged for slot in self.slots.values())
+
     def _begin(self, *args: Any) -> None:
         self._steps = self._stepped_with = None
+        self._is_unstepped = self._drops = False
         super()._begin(*args)
 
     def _agree(
@@ -88,6 +97,9 @@ class Agreeing(Flights):
         steps = self._steps_since(_process_sets.joins[tuple(self.process_set.ranks)])
         about = self.identity.mark | call.bits | turn | _agreement.steps_bits(steps)
         about |= self._remark() | self._loss
+        holds = call is Call.STEP and self._is_unstepped and self.exchanged and not self.fired
+        drops = self._drops and self.fired
+        about |= (_agreement.HOLDS if holds else 0) | (_agreement.DROPS if drops else 0)
         problem: Exception | None = None
         try:
             check()
@@ -126,6 +138,9 @@ class Agreeing(Flights):
         if about & _agreement.FAILED:
             told = yield from self._told(_agreement.description(problem), "failures")
             refusal = _agreement.not_taking_part(told)
+        elif refusal is None and about & _agreement.HOLDS and about & _agreement.DROPS:
+            told = yield from self._told((holds, drops), "steps")
+            refusal = _agreement.step_left_out(told)
         if refusal is not None:
             difference: Exception | None = _agreement.disagree(refusal)
         else:
@@ -169,7 +184,7 @@ class Agreeing(Flights):
             return 0
         if self._copies != copies():
             return 0  # as if each rank makes the step for some of the parameters
-        return _agreement.STEPPED if slot.stepped else _agreement.NOT_STEPPED
+        return slot.stepped
 
     def _difference(
         self, about: int, words: dict[Slot, int], steps: int | None
@@ -181,6 +196,8 @@ class Agreeing(Flights):
         for slot, word in words.items():
             if word & _agreement.STEPPED and word & _agreement.NOT_STEPPED:
                 return AssertionError(_agreement.stepped_differently(slot.name))
+            if word & _agreement.STEPPED_RESULT and word & _agreement.STEPPED_OTHER:
+                return AssertionError(_agreement.stepped_with_another(slot.name))
         return None
 
     def _difference_of_options(self, options: int, last_options: int) -> Waits[Exception | None]:
@@ -296,7 +313,7 @@ class Agreeing(Flights):
         """Notes which gradients a step sees, after the program's hooks."""
         self._has_looked, self._copies = True, copies()
         for slot in self.slots.values():
-            slot.stepped = slot.parameter.grad is not None
+            slot.stepped = stepped_bits(slot)
 
     def end_step(self, complete: bool) -> None:
         """Records that a step has ended.
@@ -306,3 +323,4 @@ class Agreeing(Flights):
         """
         if complete and self._steps is not None:
             self._steps += 1
+        self._is_unstepped = self._drops = False

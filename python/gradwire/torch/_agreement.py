@@ -52,6 +52,8 @@ REPLACED = 1 << 57  # the program has replaced the result since its exchange
 MIXED = 1 << 58  # for sums only: a backward pass has added to what has replaced the result
 STEPPED = 1 << 59  # the last step has seen a gradient here
 NOT_STEPPED = 1 << 60  # the last step has seen none
+STEPPED_RESULT = 1 << 61  # the last step has seen the result of the exchange
+STEPPED_OTHER = 1 << 62  # the last step has seen what the program has set instead of it
 
 # What a rank reports about the optimizer.
 NEW = 1 << 0  # it has no number yet
@@ -60,6 +62,8 @@ _CALL = 2  # the first of three bits, one of which is the call that needs the gr
 FIRST = 1 << 5  # it exchanges new gradients
 AGAIN = 1 << 6  # it meets ranks again whose calls differed from its own
 LEAVES = 1 << 7  # the launcher has told this rank that the ranks will change
+HOLDS = 1 << 8  # it makes a step with the results of the last exchange
+DROPS = 1 << 9  # it has new gradients instead of a step with those results
 _STEPS = 48  # four bits of the number of steps since the last agreement, and of its complement
 _STEPS_BITS = 4
 LOSS = 1 << 56  # its closure has returned a loss
@@ -256,6 +260,28 @@ def stepped_differently(name: str) -> str:
     return (
         f"only some ranks had a gradient of {name} in the last step, because it was dropped or set "
         f"after its exchange, before skip_synchronize() or in a hook, {_RECOVER}"
+    )
+
+
+def stepped_with_another(name: str) -> str:
+    """Returns the text of the error that only some ranks have replaced a result before a step."""
+    return (
+        f"only some ranks have set the gradient of {name} to another tensor for the last step, "
+        f"after its exchange, before skip_synchronize() or in a hook, {_RECOVER}"
+    )
+
+
+def step_left_out(told: Sequence[tuple[int, tuple[bool, bool]]]) -> str:
+    """Returns the text of the error that only some ranks make a step after ``synchronize``.
+
+    Args:
+        told: Each rank, whether it makes the step, and whether it has new gradients instead.
+    """
+    steps = ", ".join(str(rank) for rank, (holds, _) in told if holds)
+    without = ", ".join(str(rank) for rank, (_, drops) in told if drops)
+    return (
+        f"rank {without} has cleared the results of synchronize() and computed other gradients, "
+        f"and rank {steps} calls step() with these results: make each step on all ranks or on none"
     )
 
 

@@ -39,7 +39,7 @@ Operation = TypeVar("Operation")
 MORE_PASSES = (
     "the gradient of {name} was computed more than backward_passes_per_step={passes} times before "
     "step(): to accumulate gradients, raise backward_passes_per_step; otherwise call step() or "
-    "synchronize() in between"
+    "synchronize() in between, or freeze the parameters of another model that the loss also uses"
 )
 
 # The number of the backward pass that runs in this thread.

@@ -99,8 +99,8 @@ class GradientState:
         self.has_learned = True
         # Whether a backward pass has computed the gradient since the last step.
         self.computed = False
-        # Whether the last step has seen a gradient.
-        self.stepped = False
+        # What the last step has seen, as bits of the agreement.
+        self.stepped = 0
         # A copy of the last result, if the program may write to it unnoticed, or has replaced it.
         self.kept: torch.Tensor | None = None
         # Whether zeros in the place represent no gradient, which a step must not see.
@@ -295,6 +295,36 @@ class GradientState:
         dtypes = (values.dtype,) if self.exchanged else (values.dtype, *_ROUNDING)
         rounded = (values.to(dtype).to(values) for dtype in dtypes)
         return any(_have_equal_elements(there, one) for one in rounded)
+
+    @property
+    def is_computed_anew(self) -> bool:
+        """Whether a backward pass has just computed a gradient, instead of adding to a result.
+
+        Adding raises the version. Some new gradients have a version, too, and are taken for sums.
+        """
+        gradient = self.parameter.grad
+        if gradient is None or not self.exchanged or self.fired or self.is_where_it_was:
+            return False
+        return not gradient.is_inference() and gradient._version == 0
+
+    @property
+    def is_result(self) -> bool | None:
+        """Whether the gradient is the result of the exchange, possibly written in place.
+
+        False if the program has set another one instead, with other values. None if that is not
+        known without a copy of the result.
+        """
+        gradient = self.parameter.grad
+        if gradient is None or not self.exchanged or self.content is not Content.COMMON:
+            return None
+        if self.is_where_it_was:
+            return True
+        place = self.place
+        if place is None or place.holds(gradient) or gradient.layout != torch.strided:
+            return None
+        if gradient.device.type != "cpu":
+            return None
+        return _have_equal_elements(place.memory, gradient.detach())
 
     @property
     def _is_stamped_in_place(self) -> bool:

@@ -78,11 +78,6 @@ class Exchange(Agreeing):
         return False
 
     @property
-    def exchanged(self) -> bool:
-        """Whether all gradients have been exchanged, without a step since."""
-        return all(slot.exchanged for slot in self.slots.values())
-
-    @property
     def is_due(self) -> bool:
         """Whether a gradient has had all its backward passes, so that a step is next."""
         if self.in_flight:
@@ -131,6 +126,12 @@ class Exchange(Agreeing):
             elif self._ahead == call:
                 self._ahead = Call.NONE
 
+    def before(self, slot: Slot) -> None:
+        """Called before a backward pass accumulates a gradient, if it is summed."""
+        if self._is_unstepped and slot.exchanged and slot.parameter.grad is None:
+            self._begin_anew()
+        super().before(slot)
+
     def ready(self, slot: Slot) -> None:
         """Called when a backward pass has accumulated a gradient."""
         if self._finishing is not None and self.in_flight:
@@ -143,7 +144,16 @@ class Exchange(Agreeing):
                     f"an exception has interrupted {call.name.lower()}(), and the program has gone "
                     "on with another backward pass: call it again first, then it goes on"
                 ) from error
+        if self._is_unstepped and slot.is_computed_anew:
+            self._begin_anew()
         super().ready(slot)
+
+    def _begin_anew(self) -> None:
+        """Records that the program has cleared the results of an exchange without a step."""
+        self._drops = True
+        for slot in self.slots.values():
+            # What it has set since is not a result that it has changed.
+            slot.exchanged = slot.exchanged and slot.current_content() is Content.COMMON
 
     def _complete(self) -> None:
         """Runs ``_finishing`` to its end."""
@@ -194,6 +204,7 @@ class Exchange(Agreeing):
             self._changed.clear()
             super()._reset()
             _absent.hide(self.slots.values(), look=False)
+            self._is_unstepped, self._drops = True, False
             for slot in self.slots.values():
                 slot.exchanged, slot.has_learned = True, slot.parameter.requires_grad
                 if slot.parameter.grad is None:
@@ -339,3 +350,4 @@ class Exchange(Agreeing):
         clear = partial(_absent.clear, self.slots.values(), zero_grad)
         _left.clear(self.slots.values(), clear)
         self._reset()
+        self._drops = self._is_unstepped

@@ -79,6 +79,14 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
     return word | _kind_bits(slot, used or present)
 
 
+def stepped_bits(slot: Slot) -> int:
+    """Returns what a step sees, for the next agreement."""
+    if slot.parameter.grad is None:
+        return _agreement.NOT_STEPPED
+    known = {None: 0, True: _agreement.STEPPED_RESULT, False: _agreement.STEPPED_OTHER}
+    return _agreement.STEPPED | known[slot.is_result]
+
+
 def word_in_flight(slot: Slot) -> int:
     """Returns the word of a rank that can't take part, except in what it has already sent."""
     if not slot.in_flight:

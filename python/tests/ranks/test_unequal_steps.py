@@ -193,8 +193,12 @@ def add(parameter: Any) -> None:
     parameter.grad = torch.ones_like(parameter)
 
 
+def replace(parameter: Any) -> None:
+    parameter.grad = parameter.grad * 0.5
+
+
 @needs_two
-@pytest.mark.parametrize("change", [drop, add])
+@pytest.mark.parametrize("change", [drop, add, replace])
 @pytest.mark.parametrize("when", ["before skip_synchronize", "in a hook", "in a later hook"])
 def test_a_step_with_other_gradients(change: Callable[[Any], None], when: str, sent: str) -> None:
     """The next exchange is one error."""
@@ -202,7 +206,7 @@ def test_a_step_with_other_gradients(change: Callable[[Any], None], when: str, s
     optimizer = wrapped(one, two)
     for step in range(3):
         optimizer.zero_grad()
-        backward(*([one, two] if change is drop else [one]))
+        backward(*([one] if change is add else [one, two]))
         hooks = []
         if step == 1 and when == "before skip_synchronize":
             optimizer.synchronize()
@@ -216,7 +220,8 @@ def test_a_step_with_other_gradients(change: Callable[[Any], None], when: str, s
                 hooks.append(optimizer.register_step_pre_hook(lambda *_: None))
             hooks.append(optimizer.register_step_pre_hook(lambda *_: change(two)))
         if step == 2:
-            with pytest.raises(AssertionError, match="only some ranks had a gradient of b in"):
+            what = "have set the" if change is replace else "had a"
+            with pytest.raises(AssertionError, match=f"only some ranks {what} gradient of b "):
                 optimizer.step()
         else:
             optimizer.step()
@@ -228,6 +233,81 @@ def test_a_step_with_other_gradients(change: Callable[[Any], None], when: str, s
     backward(one, two)
     optimizer.step()
     equal_everywhere(one, two)
+
+
+def test_an_equal_copy_instead_of_a_result(sent: str) -> None:
+    """On one rank, or of other values on all."""
+    one, two = zeros(), zeros()
+    optimizer = wrapped(one, two)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(one, two)
+        optimizer.synchronize()
+        if hvd.rank() == 0:
+            one.grad = one.grad.clone()
+        replace(two)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert one.tolist() == [-3 * mean()] * 3 and two.tolist() == [-1.5 * mean()] * 3
+
+
+@needs_two
+@pytest.mark.parametrize("clear", ["optimizer", "by hand"])
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_a_step_that_one_rank_leaves_out(op: Any, clear: str, sent: str) -> None:
+    """It goes on with its next batch. The others must not make their step with that."""
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    optimizer = wrapped(weight, op=op)
+    parts = hvd.size() if op == hvd.Sum else 1
+
+    def compute() -> None:
+        if clear == "optimizer":
+            optimizer.zero_grad()
+        else:
+            weight.grad = None
+        (torch.ones(1, 2) @ weight * (hvd.rank() + 1.0)).sum().backward()
+
+    for step in range(4):
+        compute()
+        optimizer.synchronize()
+        if step == 2:
+            with pytest.raises(hvd.InvalidRequest, match=r"^rank 1 has cleared the results of "):
+                if hvd.rank() == 1:
+                    compute()
+                    optimizer.synchronize()
+                else:
+                    optimizer.step()
+        else:
+            optimizer.step()
+        equal_everywhere(weight)
+    assert weight.flatten().tolist() == [-3 * mean() * parts] * 4
+
+
+@pytest.mark.parametrize("values", ["equal", "different"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("exchanged", ["nothing", "one", "both"])
+def test_gradients_that_follow_a_dropped_exchange(
+    exchanged: str, when: str, values: str, sent: str
+) -> None:
+    """What the program has set is summed, whatever its values are."""
+    one, two = zeros(), zeros()
+    optimizer = wrapped(one, two, op=hvd.Sum)
+    value = 0.25 if values == "equal" else 0.25 * (hvd.rank() + 1)
+    right = 0.25 * hvd.size() * (1 if values == "equal" else mean())
+    for step in range(3):
+        if exchanged != "nothing":
+            backward(*([one, two] if exchanged == "both" else [one]))
+        optimizer.synchronize()  # and no step, as after a batch that is not usable
+        one.grad = two.grad = None
+        if when == "before":
+            two.grad = torch.full((3,), value)
+        backward(one)
+        if when == "after":
+            two.grad = torch.full((3,), value)
+        optimizer.step()
+        one.grad = two.grad = None
+        assert one.tolist() == [-(step + 1) * hvd.size() * mean()] * 3
+        assert two.tolist() == [-(step + 1) * right] * 3
 
 
 def test_hooks_that_drop_on_all_ranks(sent: str) -> None:

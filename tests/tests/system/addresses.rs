@@ -49,7 +49,7 @@ fn a_busy_host_may_get_other_addresses() {
     if pair.narrow(200).is_none() {
         return;
     }
-    for (steps, times) in [(["submit:40:2000000", "leave"], 4), (["loop:20000:1000", "leave"], 8)] {
+    for (steps, times) in [(["submit:24:2000000", "leave"], 4), (["loop:8000:1000", "leave"], 8)] {
         let mut job = begun(pair.launch().within(Duration::from_secs(200)), &steps);
         job.allow("go");
         for step in SECOND.windows(2) {

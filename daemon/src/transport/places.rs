@@ -17,8 +17,6 @@ use gradwire_proto::{Endpoints, NodeId};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::model::world::World;
-
 /// How a host chooses the addresses of its data plane.
 #[derive(Debug, Clone)]
 pub(crate) struct Choice {
@@ -55,9 +53,8 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    pub(crate) fn new(world: &World) -> Self {
-        let all = world.nodes.iter().map(|node| node.addresses.clone()).collect();
-        Self { me: world.node, all: Mutex::new(all), changes: watch::Sender::new(()) }
+    pub(crate) fn new(me: NodeId, all: Vec<Endpoints>) -> Self {
+        Self { me, all: Mutex::new(all), changes: watch::Sender::new(()) }
     }
 
     /// The addresses of this node.
@@ -92,7 +89,6 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::world::tests::world;
 
     #[test]
     fn only_a_lost_address_is_replaced() {
@@ -112,7 +108,8 @@ mod tests {
 
     #[test]
     fn connections_follow_a_node() {
-        let places = Places::new(&world(0, &[1, 1]));
+        let first = ["127.0.0.1:1", "127.0.0.2:1"].map(|text| text.parse().unwrap());
+        let places = Places::new(NodeId(0), first.to_vec());
         let mut changes = places.changes();
         let there: Endpoints = "192.0.2.1:7".parse().unwrap();
         assert!(places.set(NodeId(1), there.clone()));
