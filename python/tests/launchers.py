@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from deployed import ROOT
-from launching import LAUNCHER, LIMIT, remains, running, until
+from launching import LAUNCHER, LIMIT, free_ports, remains, running, until
 
 MPI = {
     "Open MPI": ["mpirun.openmpi", "--oversubscribe", "-np"],
@@ -151,15 +150,6 @@ class Slurm:
         """Waits until both nodes can be used. ``run`` returns what a command prints."""
         idle = ["sinfo", "--noheader", "--format=%D %t"]
         until("both nodes of Slurm are idle", lambda: run(idle).split() == ["2", "idle"])
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports that nobody uses now."""
-    with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [server.getsockname()[1] for server in servers]
 
 
 @contextlib.contextmanager

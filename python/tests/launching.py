@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -62,6 +64,22 @@ def until(
         assert not ended, f"the process ended before: {what}"
         assert time.monotonic() < end, f"not after {seconds} s: {what}"
         time.sleep(0.2)
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports that nobody uses now.
+
+    They are outside of the range from which the system takes the ports of other connections.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports: list[int] = []
+    with contextlib.ExitStack() as stack:
+        while len(ports) < count:
+            port = random.randrange(max(lowest - 10_000, 1024), lowest)
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                ports.append(port)
+    return ports
 
 
 def remains(mark: bytes) -> list[str]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launchers import MPI, Tasks, free_ports, install, slurm
-from launching import LAUNCHER, LIMIT, PLACES, remains, until
+from launchers import MPI, Tasks, install, slurm
+from launching import LAUNCHER, LIMIT, PLACES, free_ports, remains, until
 
 # The ranks form a second job after the first.
 TWICE = f"{PLACES}\ngw.shutdown(){PLACES.replace('RANK', 'AGAIN')}"
@@ -68,8 +68,8 @@ def on_slurm(cluster: dict[str, str], tmp_path: Path) -> Tasks:
     """Tasks of srun on two nodes, with a secret and a place to meet."""
     secret = tmp_path / "secret"
     subprocess.run([LAUNCHER, "secret", str(secret)], check=True)
-    rendezvous = f"localhost:{free_ports(1)[0]}"
-    given = {"GRADWIRE_SECRET_FILE": str(secret), "GRADWIRE_RENDEZVOUS": rendezvous}
+    [port] = free_ports(1)
+    given = {"GRADWIRE_SECRET_FILE": str(secret), "GRADWIRE_RENDEZVOUS": f"localhost:{port}"}
     return Tasks(tmp_path, cluster | given)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ import browsing
 import pytest
 from browsing import PATIENCE, Browser
 from deployed import ROOT
-from launching import LAUNCHER, LIMIT, running, until
+from launching import LAUNCHER, LIMIT, free_ports, running, until
 from slow_job import NAME, job
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -115,17 +113,8 @@ def test_the_page_names_straggler_and_failure(browser: Browser, tmp_path: Path) 
         assert launcher.wait(LIMIT) != 0
 
 
-def free_port() -> int:
-    """A port outside of the ephemeral range, where connections could connect to themselves."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.randrange(max(lowest - 10_000, 1024), lowest)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
 def test_the_page_is_readable_with_256_nodes(browser: Browser, tmp_path: Path) -> None:
-    port = free_port()
+    [port] = free_ports(1)
     words = [LAUNCHER, "bench", "negotiation", "--nodes", "256", "--iters", "1000000"]
     words += ["--set", f"coordinator.metrics_listen=127.0.0.1:{port}"]
     with running(words, tmp_path / "log") as bench:

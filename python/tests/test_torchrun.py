@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from launching import LIMIT, PLACES, Job, torchrun
+from launching import LIMIT, PLACES, Job, free_ports, torchrun
 
 
 def test_torchrun(tmp_path: Path) -> None:
@@ -101,9 +101,7 @@ def as_torchrun(
 
     With ``size``, only some of the ranks are started.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    [port] = free_ports(1)
     variables = {
         "WORLD_SIZE": str(len(places) if size is None else size),
         "MASTER_ADDR": "127.0.0.1",

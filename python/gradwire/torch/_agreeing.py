@@ -97,7 +97,8 @@ class Agreeing(Flights):
         steps = self._steps_since(_process_sets.joins[tuple(self.process_set.ranks)])
         about = self.identity.mark | call.bits | turn | _agreement.steps_bits(steps)
         about |= self._remark() | self._loss
-        holds = call is Call.STEP and self._is_unstepped and self.exchanged and not self.fired
+        holds = call is Call.STEP and self._is_unstepped and not self.fired
+        holds = holds and any(slot.holds_result for slot in self._by_name)
         drops = self._drops and self.fired
         about |= (_agreement.HOLDS if holds else 0) | (_agreement.DROPS if drops else 0)
         problem: Exception | None = None

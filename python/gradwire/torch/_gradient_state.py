@@ -297,6 +297,14 @@ class GradientState:
         return any(_have_equal_elements(there, one) for one in rounded)
 
     @property
+    def holds_result(self) -> bool:
+        """Whether the gradient is the result of the exchange, possibly clipped in place."""
+        gradient = self.parameter.grad
+        if gradient is None or not self.exchanged or self.content is not Content.COMMON:
+            return False
+        return self.is_where_it_was and (self.seen == self.stamp or bool(_values(gradient).any()))
+
+    @property
     def is_computed_anew(self) -> bool:
         """Whether a backward pass has just computed a gradient, instead of adding to a result.
 
