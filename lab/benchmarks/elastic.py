@@ -11,6 +11,7 @@ A job trains on two hosts of this machine. The tables on standard output show:
 - **growth**: from the first step without a rank to the first one with its replacement.
 - **vote**: a vote beside an allreduce of 4 bytes.
 - **commit**: of 100 MB and of 1 GB.
+- **sync**: the copy of 1 GB to the other three ranks, as for ranks that have come.
 - **goodput**: the share of time in steps that counted, with a loss of a rank every minute: in an
   elastic job, and in one that is started again from a checkpoint. Both save every tenth step.
 """
@@ -36,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 HOST_OF_FIRST, HOST_OF_SECOND = "127.0.0.1", "127.0.0.2"
 HOSTS = f"{HOST_OF_FIRST}:2,{HOST_OF_SECOND}:2"
 KINDS = ("rank", "daemon", "first daemon", "host", "first host")
-PARTS = ("losses", "growth", "vote", "commit", "goodput")
+PARTS = ("losses", "growth", "vote", "commit", "sync", "goodput")
 # Between two losses the job must be whole again.
 SETTLES = 180.0
 LIMIT = 600.0
@@ -329,6 +330,9 @@ def main() -> int:
         for megabytes in (100, 1000):
             (seconds,) = measured(options, ["commit", str(megabytes)])
             print(f"\ncommit of {megabytes} MB: {seconds:.3f} s", flush=True)
+    if "sync" in parts:
+        (seconds,) = measured(options, ["sync", "1000"])
+        print(f"\nsync of 1 GB: {seconds:.3f} s, {1 / seconds:.2f} GB/s to each rank", flush=True)
     if "goodput" in parts:
         for elastic, name in ((True, "elastic"), (False, "restart from a checkpoint")):
             share = goodput(options, elastic, random.Random(options.seed))

@@ -3,13 +3,14 @@
     elastic_rank.py train DIRECTORY SECONDS [CHECKPOINT]
     elastic_rank.py vote DIRECTORY COUNT
     elastic_rank.py commit DIRECTORY MEGABYTES
+    elastic_rank.py sync DIRECTORY MEGABYTES
 
 `train` makes steps of SECONDS until it is ended. Each process writes a line for each step to a file
 of its own in DIRECTORY: the system's monotonic time in seconds, the epoch, the rank, the number of
 ranks and the step. It commits every tenth step. With CHECKPOINT, it is a script that knows no
 elastic jobs: it writes that file every tenth step, and begins with it.
 
-`vote` and `commit` write the measured seconds to DIRECTORY.
+`vote`, `commit` and `sync` write the measured seconds to DIRECTORY.
 """
 
 import os
@@ -114,12 +115,13 @@ def vote(directory: Path, count: int) -> None:
         (directory / "seconds").write_text(f"{seconds[0]} {seconds[1]}")
 
 
-def commit(directory: Path, megabytes: int) -> None:
-    """Measures commits."""
+def of_state(call: str, directory: Path, megabytes: int) -> None:
+    """Measures a method of a state: commits, or copies to all ranks."""
     # 250,000 elements of 4 bytes for each of them.
     state = TorchState(model=torch.nn.Linear(250_000, megabytes, bias=False), step=0)
-    state.commit()
-    seconds = median(5, state.commit)
+    method = getattr(state, call)
+    method()
+    seconds = median(5, method)
     if hvd.rank() == 0:
         (directory / "seconds").write_text(str(seconds))
 
@@ -135,7 +137,7 @@ def main(mode: str, directory: Path, amount: str, *rest: str) -> None:
     elif mode == "vote":
         vote(directory, int(amount))
     else:
-        commit(directory, int(amount))
+        of_state(mode, directory, int(amount))
     hvd.shutdown()
 
 

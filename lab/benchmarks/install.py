@@ -118,8 +118,9 @@ def _gloo(tools: Tools) -> str:
     return f"of PyTorch {version}"
 
 
-def _apt(program: str, *packages: str) -> None:
-    if shutil.which(program):
+def _apt(program: str, *packages: str, header: str = "") -> None:
+    """Installs packages, unless this program and this header are there."""
+    if shutil.which(program) and (not header or any(Path("/usr").glob(header))):
         return
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise Trouble(f"{program} is not installed; install {' '.join(packages)}")
@@ -134,7 +135,9 @@ def _apt(program: str, *packages: str) -> None:
 
 
 def _open_mpi(tools: Tools) -> str:
-    _apt("mpicc.openmpi", "openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
+    packages = ("openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
+    # The compiler is in another package than its headers.
+    _apt("mpicc.openmpi", *packages, header="lib/*/openmpi/include/mpi.h")
     tools.programs["openmpi"] = _compile("mpi_allreduce.c", "mpi-openmpi", ["mpicc.openmpi"])
     return call(["mpirun.openmpi", "--version"]).splitlines()[0].split()[-1]
 
