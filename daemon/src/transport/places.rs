@@ -22,7 +22,7 @@ use tokio::sync::watch;
 pub(crate) struct Choice {
     /// The setting `data.interface`.
     interface: String,
-    /// Those variables of others that name interfaces.
+    /// The variables of other programs that name interfaces.
     variables: HashMap<String, String>,
 }
 

@@ -70,7 +70,7 @@ LOSS = 1 << 56  # its closure has returned a loss
 NO_LOSS = 1 << 57  # its closure has returned none
 
 
-# The longest text of an exception that other ranks are told.
+# How much of the text of an exception other ranks get.
 _MAX_TEXT = 500
 _RECOVER = (
     "so the parameters may differ: copy parameters and optimizer to all ranks "

@@ -26,7 +26,7 @@ use crate::segment::adopt::Mappings;
 
 struct Arenas {
     all: Vec<Weak<Shared>>,
-    /// Those whose locks a fork holds.
+    /// The arenas whose locks a fork holds.
     held: Vec<Arc<Shared>>,
 }
 
