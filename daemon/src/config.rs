@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_net::interfaces::data_addresses;
+use gradwire_net::interfaces::{data_addresses, is_own};
 use gradwire_proto::{JobId, Secret, beat::Limits};
 use gradwire_settings::{
     Settings,
@@ -31,7 +31,8 @@ pub struct DaemonConfig {
     pub(crate) address: IpAddr,
     /// Where it listens for other nodes: on one address of each interface that it uses.
     pub(crate) data_listen: Vec<SocketAddr>,
-    /// How it finds other addresses if this host loses these; `None` if they were set.
+    /// How it finds other addresses if this host loses these; `None` if they were set, or if others
+    /// reach this host at an address that it does not have itself, as behind a NAT.
     pub(crate) data_choice: Option<Choice>,
     /// The process that has started this one.
     pub(crate) parent: Option<Pid>,
@@ -118,7 +119,7 @@ impl DaemonConfig {
             host: env.text("GRADWIRE_HOST")?.to_owned(),
             address,
             data_choice: match settings.data.listen {
-                Some(listen) if !listen.ip().is_unspecified() => None,
+                Some(listen) if !listen.ip().is_unspecified() || !is_own(address) => None,
                 _ => Some(Choice::new(&settings.data.interface, variables)),
             },
             data_listen: match settings.data.listen {
@@ -247,6 +248,24 @@ mod tests {
         ];
         let all = job.iter().chain(more);
         all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    /// A host behind a NAT is reached at an address that it never has.
+    #[test]
+    fn only_an_address_of_its_own_can_be_lost() {
+        for (listen, address, follows) in [
+            ("", "127.0.0.1", true),
+            ("127.0.0.1:0", "127.0.0.1", false),
+            ("0.0.0.0:7000", "127.0.0.1", true),
+            ("0.0.0.0:7000", "192.0.2.1", false),
+        ] {
+            let listens = !listen.is_empty();
+            let flags = listens.then(|| format!("data.listen={listen}")).into_iter().collect();
+            let settings = Settings::load(&Layers { flags, ..Layers::default() }).unwrap().settings;
+            let given = variables(&[("GRADWIRE_ADDRESS", address)]);
+            let config = DaemonConfig::from_env(&given, &settings).unwrap();
+            assert_eq!(config.data_choice.is_some(), follows, "{listen} {address}");
+        }
     }
 
     /// A chunk that ended within an element would lose the rest of the element.

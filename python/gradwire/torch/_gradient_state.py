@@ -332,7 +332,7 @@ class GradientState:
             return None
         if gradient.device.type != "cpu":
             return None
-        return _have_equal_elements(place.memory, gradient.detach())
+        return _are_equal(place.memory, gradient.detach())
 
     @property
     def _is_stamped_in_place(self) -> bool:
