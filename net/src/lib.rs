@@ -229,9 +229,10 @@ mod tests {
                 break;
             }
         }
-        // Its peer gets a reset.
-        let port = format!("= :{}", here.local_addr().unwrap().port());
-        let words = ["-H", "-K", "-tn", "state", "established", "sport", &port];
+        // Its peer gets a reset. One port is not enough: the system may give it to a connection of
+        // another test with another peer.
+        let [own, peer] = [here.local_addr(), here.peer_addr()].map(|at| at.unwrap().to_string());
+        let words = ["-H", "-K", "-tn", "state", "established", "src", &own, "dst", &peer];
         let broken = std::process::Command::new("ss").args(words).output();
         if !broken.is_ok_and(|output| output.stdout.contains(&b'\n')) {
             println!("skipped: connections can't be broken here");

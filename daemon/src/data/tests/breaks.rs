@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     io::{self, ErrorKind, Read, Write},
+    net::SocketAddr,
     process::Command,
     thread::sleep,
 };
@@ -171,7 +172,7 @@ fn a_sender_sends_again_after_its_piece() {
         let mut some = [0; 10_000];
         there.read_exact(&mut some).unwrap();
         broken.receives(&some);
-        if !kill(there.local_addr().unwrap().port(), "sport") {
+        if !kill([there.local_addr().unwrap(), there.peer_addr().unwrap()]) {
             println!("skipped: connections can't be broken here");
             return;
         }
@@ -246,8 +247,8 @@ fn counts_that_are_wrong_are_fatal() {
 struct Mesh<'a> {
     cluster: &'a Cluster,
     listener: TcpListener,
-    /// The ports of each connection, by dialler, acceptor and number.
-    ports: HashMap<(u32, u32, u32), u16>,
+    /// The dialler's and the acceptor's address of each connection, by dialler, acceptor and number.
+    addresses: HashMap<(u32, u32, u32), [SocketAddr; 2]>,
     attempts: u32,
 }
 
@@ -255,7 +256,8 @@ impl Mesh<'_> {
     fn connect(&mut self, (a, b, number): (u32, u32, u32), theirs: Totals) {
         let there = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
         let (here, _) = self.listener.accept().unwrap();
-        self.ports.insert((a, b, number), here.peer_addr().unwrap().port());
+        let addresses = [here.peer_addr().unwrap(), here.local_addr().unwrap()];
+        self.addresses.insert((a, b, number), addresses);
         self.attempts += 1;
         for (node, peer, stream, theirs) in [(b, a, here, Some(theirs)), (a, b, there, None)] {
             stream.set_nonblocking(true).unwrap();
@@ -289,10 +291,11 @@ impl Mesh<'_> {
     }
 }
 
-/// Breaks the connection whose `side` has this port, if this is possible here.
-fn kill(port: u16, side: &str) -> bool {
-    let port = format!("= :{port}");
-    let words = ["-H", "-K", "-tn", "state", "established", side, &port];
+/// Breaks the connection from its end at `own`, if this is possible here. One port is not enough:
+/// the system may give it to a connection of another test with another peer.
+fn kill([own, peer]: [SocketAddr; 2]) -> bool {
+    let [own, peer] = [own.to_string(), peer.to_string()];
+    let words = ["-H", "-K", "-tn", "state", "established", "src", &own, "dst", &peer];
     let output = Command::new("ss").args(words).output();
     output.is_ok_and(|output| output.stdout.contains(&b'\n'))
 }
@@ -316,7 +319,7 @@ proptest! {
     ) {
         let cluster = Cluster::recovering(nodes, 1, chunk, LIMIT, Some(LIMIT));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut mesh = Mesh { cluster: &cluster, listener, ports: HashMap::new(), attempts: 0 };
+        let mut mesh = Mesh { cluster: &cluster, listener, addresses: HashMap::new(), attempts: 0 };
         for (a, b) in (0..nodes).flat_map(|b| (0..b).map(move |a| (a, b))) {
             (0..streams).for_each(|number| mesh.connect((a, b, number), Totals::default()));
         }
@@ -332,10 +335,12 @@ proptest! {
         let (mut dice, mut broken) = (dice.iter(), 0);
         mesh.finish(nodes, jobs.len(), |mesh| {
             let Some(dice) = dice.next() else { return };
-            let mut ports: Vec<_> = mesh.ports.iter().collect();
-            ports.sort();
-            let (_, &port) = ports[*dice as usize % ports.len()];
-            broken += usize::from(kill(port, ["sport", "dport"][*dice as usize >> 31]));
+            let mut connections: Vec<_> = mesh.addresses.iter().collect();
+            connections.sort();
+            let (_, &[dialler, acceptor]) = connections[*dice as usize % connections.len()];
+            let is_dialler = *dice >> 31 == 0;
+            let ends = if is_dialler { [dialler, acceptor] } else { [acceptor, dialler] };
+            broken += usize::from(kill(ends));
         });
         println!("{algorithm:?}, {nodes} nodes: {broken} resets");
         cluster.stop();
