@@ -247,7 +247,7 @@ fn counts_that_are_wrong_are_fatal() {
 struct Mesh<'a> {
     cluster: &'a Cluster,
     listener: TcpListener,
-    /// The dialler's and the acceptor's address of each connection, by dialler, acceptor and number.
+    /// The dialler's and the acceptor's address of each connection, by these nodes and its number.
     addresses: HashMap<(u32, u32, u32), [SocketAddr; 2]>,
     attempts: u32,
 }
