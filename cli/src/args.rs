@@ -31,7 +31,7 @@ pub enum Command {
     /// Train a small network on four ranks, to see that Gradwire works here.
     #[command(after_help = "Example: gradwire demo --kill")]
     Demo(demo::Options),
-    /// Make a job of the tasks of srun or mpirun, or of the pods of Kubernetes.
+    /// Make a job of the tasks of srun or mpirun, or of the hosts of Kubernetes or BytePS.
     #[command(after_help = "Example: gradwire join -- ./train, as in srun -n 8 gradwire join …")]
     Join(join::Options),
     /// Print the completions of a shell.

@@ -10,13 +10,17 @@ use std::{
 };
 
 use clap::Args;
-use gradwire_launcher::{args::SettingsOptions, error::CommandError, join::Join};
+use gradwire_launcher::{
+    args::SettingsOptions,
+    error::{CommandError, print_line},
+    join::{self, Join},
+};
 use gradwire_proto::Secret;
 use gradwire_settings::Settings;
 
 use crate::process::{block_on, environment, load, print};
 
-/// Make a job of the tasks of srun or mpirun, or of the pods of Kubernetes.
+/// Make a job of the tasks of srun or mpirun, or of the hosts of Kubernetes or BytePS.
 #[derive(Debug, Args)]
 pub struct Options {
     /// The process id of the task, for a library.
@@ -56,6 +60,10 @@ pub fn run(options: Options) -> Result<ExitCode, CommandError> {
     // The variables contain the secret, which must not get into the output of a job.
     let program = words.next().ok_or_else(|| CommandError::usage("no program is given"))?;
     let (settings, environment) = (settings()?, environment());
+    if let Some(why) = join::idle(&environment) {
+        print_line(format!("gradwire: {why}"));
+        return Ok(ExitCode::SUCCESS);
+    }
     let join = Join::new(&settings, &environment, std::process::id(), session)?;
     if join.starts_ranks() {
         let arguments: Vec<_> = words.collect();

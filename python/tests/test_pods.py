@@ -96,7 +96,7 @@ def test_ranks_that_compute_end_with_the_others(pods: Cluster) -> None:
     grace = {"GRADWIRE_LAUNCH__GRACE_MS": "2000"}
     started = [pods.start(node, *python(COMPUTES), **grace) for node in (0, 1)]
     assert [pod.wait() for pod in started] == [137, 1], [pod.text for pod in started]
-    says = "error: the job has failed, so the ranks of this pod are ended"
+    says = "error: the job has failed, so the ranks of this host are ended"
     assert says in started[1].text, started[1].text
 
 

@@ -7,7 +7,9 @@ use gradwire_settings::Settings;
 use procfs::process::Process;
 
 use super::{
+    byteps::{self, BPSLAUNCH},
     given::{self, RENDEZVOUS, Rendezvous},
+    kubernetes::KUBERNETES,
     meeting::Place,
     placement::Placement,
     tasks,
@@ -66,15 +68,19 @@ impl<'a> Join<'a> {
             CommandError::usage(error).hint(hint)
         })?;
         let Some(placement) = found else {
-            let what = "no variables of srun, mpirun or Kubernetes say which rank this process is";
+            let what = "no variables of srun, mpirun, Kubernetes or BytePS say which rank this \
+                        process is";
             let hint = "start the job with gradwire run, or under srun or mpirun";
             let error = CommandError::usage(what).hint(hint);
             return Err(CommandError { code: UNKNOWN_LAUNCHER, ..error });
         };
-        if placement.is_pod && pid != std::process::id() {
-            let what = "a process in a pod can't make itself a rank: what starts the ranks of a \
-                        pod must outlive them";
-            let hint = "let the pod run: gradwire join -- PROGRAM; or torchrun";
+        if placement.starts_ranks && pid != std::process::id() {
+            let here = if placement.starter == BPSLAUNCH { "host of BytePS" } else { "pod" };
+            let what = format!(
+                "a process on a {here} can't make itself a rank: what starts the ranks of a {here} \
+                 must outlive them"
+            );
+            let hint = format!("let the {here} run: gradwire join -- PROGRAM");
             return Err(CommandError::usage(what).hint(hint));
         }
         let (given, secret) = (given::rendezvous(environment)?, given::secret(environment)?);
@@ -105,7 +111,8 @@ impl<'a> Join<'a> {
                  belong to one job",
                 placement.size, placement.nodes
             );
-            let hint = if placement.is_pod { SECRET_OF_PODS } else { SECRET_OF_HOSTS };
+            let hint =
+                if placement.starter == KUBERNETES { SECRET_OF_PODS } else { SECRET_OF_HOSTS };
             return Err(CommandError::usage(what).hint(hint));
         }
         Ok(Self {
@@ -123,7 +130,7 @@ impl<'a> Join<'a> {
 
     /// Whether this process is to start the ranks of its host ([`Self::run_ranks`]).
     pub fn starts_ranks(&self) -> bool {
-        self.placement.is_pod
+        self.placement.starts_ranks
     }
 
     /// The variables with which this rank attaches: its numbers, and the `job` as lines.
@@ -165,6 +172,10 @@ impl<'a> Join<'a> {
         ];
         let mut all = numbers.map(|(name, number)| (name.to_owned(), number.to_string())).to_vec();
         all.push(("MASTER_ADDR".to_owned(), master.to_owned()));
+        if place.starter == BPSLAUNCH {
+            let own = [(byteps::LOCAL_RANK, local), (byteps::RANKS, slots)];
+            all.extend(own.map(|(name, number)| (name.to_owned(), number.to_string())));
+        }
         all
     }
 

@@ -64,9 +64,10 @@ pub(super) fn of_pod(given: &Variables<'_>) -> Result<Option<Placement>, Placeme
         slots,
         node,
         nodes,
+        servers: 0,
         hosts: Vec::new(),
         master: given.get(MASTER).map(|host| (host.to_owned(), port)),
-        is_pod: true,
+        starts_ranks: true,
     }))
 }
 
@@ -108,7 +109,7 @@ mod tests {
         let Placement { rank, size, local, slots, node, nodes, .. } = pod;
         assert_eq!([rank, size, local, slots, node, nodes], [8, 12, 0, 4, 2, 3]);
         assert_eq!(pod.master, Some(("job-node-0-0.job".to_owned(), 29_500)));
-        assert!(pod.is_pod && pod.key.is_none(), "a pod's own name says nothing to others");
+        assert!(pod.starts_ranks && pod.key.is_none(), "a pod's own name says nothing to others");
         let indexed = read("JOB_COMPLETION_INDEX=1 PET_NNODES=2 PET_MASTER_ADDR=a").unwrap();
         let indexed = indexed.unwrap();
         assert_eq!((indexed.rank, indexed.size, indexed.slots), (1, 2, 1));

@@ -14,18 +14,21 @@
 //! The service outlives the task that has started it, since other ranks of the host may still need
 //! the daemon. It ends with the daemon, and ends the daemon when no task is left (CLEAN).
 //!
-//! A pod of Kubernetes is one task for the whole host. There, `gradwire join` starts the daemon and
-//! the ranks itself, and stays: the pod ends with its first process.
+//! A pod of Kubernetes is one task for the whole host, and so is a host of BytePS. There,
+//! `gradwire join` starts the daemon and the ranks itself, and stays: a pod ends with its first
+//! process.
 //!
 //! - [`placement`]: the place of a task, and the job that follows from it
 //! - `tasks`: which rank a task of `srun` or `mpirun` is
 //! - `kubernetes`: the same for a pod
+//! - `byteps`: the same for a host of BytePS
 //! - `known`: what a task knows about its job
 //! - `given`: what users give: a rendezvous and a secret
 //! - `meeting`: where the tasks of a host meet
 //! - `service`: the daemon of a host
-//! - `ranks`: the ranks of a pod
+//! - `ranks`: the ranks of a pod, or of a host of BytePS
 
+mod byteps;
 mod given;
 mod known;
 mod kubernetes;
@@ -36,6 +39,7 @@ mod service;
 mod tasks;
 
 use std::{
+    collections::HashMap,
     ffi::{OsStr, OsString},
     io,
     process::{ExitCode, Stdio},
@@ -54,6 +58,12 @@ use crate::error::CommandError;
 
 /// How much longer than the time to start a task waits for the reason of a failure.
 const REASON: Duration = Duration::from_secs(2);
+
+/// Why this host has nothing to do in the job that the variables describe, if that is so: Gradwire
+/// needs no scheduler of BytePS.
+pub fn idle(environment: &HashMap<String, String>) -> Option<String> {
+    byteps::idle(&placement::Variables(environment))
+}
 
 impl Join<'_> {
     /// Joins the job. Returns the variables of this rank, by name.
@@ -129,7 +139,7 @@ impl Join<'_> {
         })
     }
 
-    /// Joins the job with the ranks of this pod, each of which runs this program, and waits for
+    /// Joins the job with the ranks of this host, each of which runs this program, and waits for
     /// them. Returns the exit code of the first one that failed, or 0.
     ///
     /// # Errors

@@ -25,12 +25,14 @@ pub struct Placement {
     pub node: u32,
     /// See [`Self::node`].
     pub nodes: u32,
+    /// How many of the hosts, the last ones, have no ranks and reduce for the others.
+    pub servers: u32,
     /// The hosts, if the launcher names them.
     pub hosts: Vec<String>,
     /// The host of rank 0 and a free port there, if the launcher names both.
     pub master: Option<(String, u16)>,
     /// Whether the process is to start the ranks of its host, of which `rank` is the first.
-    pub is_pod: bool,
+    pub starts_ranks: bool,
 }
 
 /// Why the variables don't say which rank this process is: an incomplete set, or two that disagree.
@@ -121,9 +123,10 @@ mod tests {
             slots: 1,
             node: 0,
             nodes: 1,
+            servers: 0,
             hosts: Vec::new(),
             master: None,
-            is_pod: false,
+            starts_ranks: false,
         }
     }
 

@@ -1,5 +1,6 @@
-//! The ranks of a pod. The first process of a pod starts them and the daemon, and must stay: when
-//! it ends, the system kills all others, and a daemon that is killed can't tell other hosts why.
+//! The ranks of a pod, or of a host of BytePS, which may have none. The first process of a pod
+//! starts them and the daemon, and must stay: when it ends, the system kills all others, and a
+//! daemon that is killed can't tell other hosts why.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +33,7 @@ const REPORTING: Duration = Duration::from_secs(5);
 /// The interval at which ended orphans are reaped.
 const REAP: Duration = Duration::from_secs(1);
 
-/// Runs the ranks of this pod until all have ended, and the daemon as long as it is needed.
+/// Runs the ranks of this host until all have ended, and the daemon as long as it is needed.
 pub(super) async fn run(
     join: &Join<'_>,
     program: &OsStr,
@@ -56,7 +57,8 @@ pub(super) async fn run(
     };
     let grace = join.settings.launch.grace;
     let (ranks, notices) = (Ranks::default(), daemon.stdin.take());
-    let mut pod = Pod { endings, signals, grace, ranks, notices, code: None };
+    let is_server = join.placement.slots == 0;
+    let mut pod = Pod { endings, signals, grace, ranks, notices, is_server, code: None };
     for local in 0..join.placement.slots {
         match pod.ranks.start(join, local, &job, program.as_os_str(), arguments) {
             Ok((rank, pid)) => pod.notify(Notice::Started { rank, pid }).await,
@@ -81,6 +83,8 @@ struct Pod {
     /// The daemon's standard input. It can't see by itself how ranks end, above all those that end
     /// before they attach (TELL).
     notices: Option<ChildStdin>,
+    /// Whether this host has no ranks.
+    is_server: bool,
     /// The exit code of the pod, once a rank has failed or a signal has ended it.
     code: Option<u8>,
 }
@@ -140,7 +144,7 @@ impl Pod {
                 () = at(ask), if ask.is_some() => {
                     (ask, kill) = (None, Some(Instant::now() + self.grace));
                     if self.code.is_none() {
-                        let what = "the job has failed, so the ranks of this pod are ended";
+                        let what = "the job has failed, so the ranks of this host are ended";
                         print_line(CommandError::failed(what));
                         self.code = Some(1);
                     }
@@ -166,7 +170,14 @@ impl Pod {
     async fn await_daemon(&mut self, daemon: &mut Child) {
         let limit = self.code.map(|_| Instant::now() + self.grace);
         tokio::select! {
-            _ = daemon.wait() => return,
+            ended = daemon.wait() => {
+                // Without ranks, nothing else has told this host how the job has ended.
+                if self.is_server && self.code.is_none() && !ended.is_ok_and(|end| end.success()) {
+                    print_line(CommandError::failed("the job has failed; see the other hosts"));
+                    self.code = Some(1);
+                }
+                return;
+            }
             () = at(limit), if limit.is_some() => {}
             signal = self.endings.next() => {
                 self.code = self.code.or(Some(ProcessEnd::Signal(signal).exit_code()));
@@ -191,7 +202,7 @@ struct Ranks {
 }
 
 impl Ranks {
-    /// Starts the rank with number `local` of this pod. `job` has the variables of the job.
+    /// Starts the rank with number `local` of this host. `job` has the variables of the job.
     fn start(
         &mut self,
         join: &Join<'_>,

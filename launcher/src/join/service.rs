@@ -23,6 +23,8 @@ use tokio::{
 };
 
 use super::{
+    byteps::BPSLAUNCH,
+    given::RENDEZVOUS,
     known::Join,
     meeting::{Answer, Meeting},
 };
@@ -166,6 +168,18 @@ pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandErr
                     places::local_address(&rendezvous.host, Some(other)).await
                 }
             };
+            if !places::is_ours(own) {
+                let what = format!(
+                    "{own}, where the hosts are to meet, is not an address of this host, which has \
+                     rank 0"
+                );
+                let name = match placement.starter {
+                    BPSLAUNCH => "DMLC_PS_ROOT_URI",
+                    _ => RENDEZVOUS,
+                };
+                let hint = format!("set {name} to an address of this host, on all hosts");
+                return Err(CommandError::failed(what).hint(hint));
+            }
             set(
                 "GRADWIRE_COORDINATOR__LISTEN",
                 SocketAddr::from((own, rendezvous.port)).to_string(),
@@ -186,6 +200,7 @@ pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandErr
     set("GRADWIRE_NODES", placement.nodes.to_string());
     set("GRADWIRE_RANKS", placement.size.to_string());
     if placement.node == 0 {
+        set("GRADWIRE_SERVERS", placement.servers.to_string());
         set("GRADWIRE_COORDINATOR", HERE.to_owned());
     }
     loop {
@@ -225,8 +240,8 @@ fn spawn(join: &Join<'_>, variables: &HashMap<String, String>) -> Result<Child, 
         .args(["exec-child", "--gently", &std::process::id().to_string()])
         .arg(gradwired)
         .envs(variables)
-        // From a pod it learns how ranks end.
-        .stdin(if join.placement.is_pod { Stdio::piped() } else { Stdio::null() })
+        // From what starts the ranks it learns how they end.
+        .stdin(if join.placement.starts_ranks { Stdio::piped() } else { Stdio::null() })
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|error| CommandError::system(&error))

@@ -1,5 +1,5 @@
-//! Which task of `srun`, or of `mpirun` (Open MPI, MPICH, Intel MPI), or which pod of Kubernetes a
-//! process is. The environment is an argument, so that reading it is pure.
+//! Which task of `srun`, or of `mpirun` (Open MPI, MPICH, Intel MPI), which host of BytePS or which
+//! pod of Kubernetes a process is. The environment is an argument, so that reading it is pure.
 //!
 //! Gradwire numbers the ranks host by host. A launcher that deals its tasks out in turn
 //! (`--distribution=cyclic`, `--map-by node`) is refused: its numbers would not be ours.
@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::{
-    kubernetes,
+    byteps, kubernetes,
     placement::{Placement, PlacementError, Variables},
 };
 use crate::slurm;
@@ -61,7 +61,10 @@ pub(super) fn find(
     }
     match given.get("SLURM_PROCID") {
         Some(_) => of_slurm(&given).map(Some),
-        None => kubernetes::of_pod(&given),
+        None => match byteps::of_host(&given)? {
+            Some(host) => Ok(Some(host)),
+            None => kubernetes::of_pod(&given),
+        },
     }
 }
 
@@ -97,9 +100,10 @@ fn of_numbers(names: &Numbers, given: &Variables<'_>) -> Result<Placement, Place
         slots,
         node: (rank - local) / slots,
         nodes: size / slots,
+        servers: 0,
         hosts: Vec::new(),
         master: None,
-        is_pod: false,
+        starts_ranks: false,
     })
 }
 
@@ -156,9 +160,10 @@ fn of_slurm(given: &Variables<'_>) -> Result<Placement, PlacementError> {
         slots: here,
         node,
         nodes: slots.len() as u32,
+        servers: 0,
         hosts,
         master: None,
-        is_pod: false,
+        starts_ranks: false,
     })
 }
 
@@ -207,9 +212,11 @@ mod tests {
         }
         assert_eq!(read(slurm).unwrap().unwrap().hosts, ["n1", "n2"]);
         assert_eq!(read("HOME=/root RANK=0 WORLD_SIZE=4"), Ok(None));
+        let host = read("DMLC_ROLE=worker DMLC_NUM_WORKER=1 JOB_COMPLETION_INDEX=0");
+        assert_eq!(host.unwrap().unwrap().starter, "bpslaunch", "in a pod");
         let pod = "JOB_COMPLETION_INDEX=0 PET_NNODES=2";
-        assert!(read(pod).unwrap().unwrap().is_pod);
-        assert!(!read(&format!("{pod} {hydra}")).unwrap().unwrap().is_pod, "mpirun in a pod");
+        assert!(read(pod).unwrap().unwrap().starts_ranks);
+        assert!(!read(&format!("{pod} {hydra}")).unwrap().unwrap().starts_ranks, "mpirun in a pod");
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub fn literal(host: &str) -> Option<IpAddr> {
 }
 
 /// Whether an address belongs to this machine: only its own addresses can be bound.
-fn is_ours(address: IpAddr) -> bool {
+pub fn is_ours(address: IpAddr) -> bool {
     address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
 }
 
