@@ -24,7 +24,7 @@ from gradwire.torch._gradient_state import Content
 from gradwire.torch._options import OptionsOf
 from gradwire.torch._resumable import Waits
 from gradwire.torch._slots import Slot
-from gradwire.torch._spans import Span, overlapping
+from gradwire.torch._spans import overlapping, spans_of
 from gradwire.torch._words import stepped_bits, word_in_flight, word_of
 
 # What an exchange may raise, also in code of the program such as compressors.
@@ -228,8 +228,7 @@ class Agreeing(Flights):
         if not rest:
             return
         flying = [slot for slot in self.submitted if slot.seen is not None]
-        spans = [span for span in map(Span.of, (*flying, *rest)) if span is not None]
-        for first, slot in overlapping(spans):
+        for first, slot in overlapping(spans_of((*flying, *rest))):
             if slot.in_flight:
                 continue
             if first.in_flight and first.in_place(first.parameter.grad):
@@ -237,9 +236,7 @@ class Agreeing(Flights):
                     f"the gradient of {slot.name} was set to that of {first.name} or to a part of "
                     "it, which is being exchanged: set it to a copy, or before the backward pass"
                 )
-            gradient = slot.parameter.grad
-            if gradient is not None:
-                slot.parameter.grad = gradient.clone()
+            slot.copy_gradient()
 
     def _steps_since(self, joins: int) -> int | None:
         """Returns the number of steps since the last agreement, if all ranks took part in it.

@@ -32,6 +32,7 @@ from gradwire.torch._compression import Compressor, NoneCompressor
 from gradwire.torch._gradient_state import Content, Kind
 from gradwire.torch._identity import Description, Identity
 from gradwire.torch._slots import Slot
+from gradwire.torch._spans import overlapping, spans_of
 from gradwire.torch._sparse import sparse_allreduce_async
 
 Operation = TypeVar("Operation")
@@ -296,6 +297,10 @@ class Submissions:
 
     def _submit_or_delay(self, slots: list[Slot]) -> None:
         """Submits computed gradients, now or in ``finish``."""
+        if len(slots) > 1:
+            # The program may have given two of a group one memory, for which one result is too few.
+            for _, slot in overlapping(spans_of(slots)):
+                slot.copy_gradient()
         if not self._delays:
             self._submit(slots)
             return

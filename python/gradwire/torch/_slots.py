@@ -63,6 +63,12 @@ class Slot(GradientState):
         if overlaps or (is_alone(gradient) and not is_a_part(gradient)):
             gradient.data = place.view_for_parameter()
 
+    def copy_gradient(self) -> None:
+        """Gives the gradient, if there is one, memory that no other tensor uses."""
+        gradient = self.parameter.grad
+        if gradient is not None:
+            self.parameter.grad = gradient.clone()
+
     def place_buffer(self, gradient: torch.Tensor) -> _native.Buffer | None:
         """Puts the gradient in its place; returns the buffer, or None if a copy is not enough.
 

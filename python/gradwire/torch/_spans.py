@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -29,6 +29,11 @@ class Span(NamedTuple):
         start, bytes_each = gradient.data_ptr(), gradient.element_size()
         end = start + (reach + 1) * bytes_each
         return cls(start, end, end - start == gradient.numel() * bytes_each, slot)
+
+
+def spans_of(slots: Iterable[Slot]) -> list[Span]:
+    """Returns the memory of gradients that have some of their own."""
+    return [span for span in map(Span.of, slots) if span is not None]
 
 
 def overlapping(spans: list[Span]) -> Iterator[tuple[Slot, Slot]]:

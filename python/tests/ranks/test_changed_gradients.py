@@ -383,6 +383,30 @@ def test_one_gradient_of_several_parameters(everywhere: bool, op: Any, sent: str
 
 
 @needs_two
+@pytest.mark.parametrize("part", [slice(0, 3), slice(2, 5)])
+def test_gradients_of_a_group_in_one_memory(part: slice, sent: str) -> None:
+    """One rank has the gradients of a group in one tensor, into which both are accumulated."""
+    first, second = zeros(), zeros()
+    optimizer = wrapped(first, second, groups=1)
+    expected = torch.zeros(5), torch.zeros(5)
+    for _ in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        if hvd.rank() == 0:
+            flat = torch.zeros(5)
+            first.grad, second.grad = flat[:3], flat[part]
+        (first.sum() + 2 * second.sum()).backward()
+        optimizer.step()
+        equal_everywhere(first, second)
+        shared = torch.zeros(5)
+        shared[:3] += 1.0
+        shared[part] += 2.0
+        for total, own in zip(expected, (1.0, 2.0)):
+            total -= (shared + own * (hvd.size() - 1)) / hvd.size()
+    torch.testing.assert_close(first.detach(), expected[0][:3])
+    torch.testing.assert_close(second.detach(), expected[1][part])
+
+
+@needs_two
 def test_a_gradient_in_flight_of_two_parameters(sent: str) -> None:
     first, second = zeros(), zeros()
     optimizer = wrapped(first, second)
