@@ -162,7 +162,6 @@ def test_a_rank_can_start_jobs(tmp_path: Path, options: tuple[str, ...]) -> None
     ("variables", "said"),
     [
         ({"DMLC_NUM_WORKER": "2", "DMLC_ROLE": "worker"}, "DMLC_NUM_WORKER=2 says"),
-        ({"BYTEPS_ENABLE_ASYNC": "1"}, "BYTEPS_ENABLE_ASYNC: asynchronous training"),
         ({"DMLC_NUM_WORKER": "1", "BYTEPS_TRACE_ON": "1"}, "BYTEPS_TRACE_ON, DMLC_NUM_WORKER"),
     ],
 )

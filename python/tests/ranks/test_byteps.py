@@ -62,7 +62,8 @@ def test_what_does_not_exist_is_refused() -> None:
         with pytest.raises(ValueError, match=said):
             call()
     for options, said in [
-        ({"staleness": 1}, "staleness=1"),
+        ({"staleness": 2}, "staleness=2: it must be 0 or 1"),
+        ({"staleness": 1, "pipesgd_warmup_iter": -1}, "pipesgd_warmup_iter=-1"),
         ({"compression_params": {"compressor": "topk", "ef": ""}}, "compressor='topk'"),
     ]:
         net = torch.nn.Linear(2, 1)

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from gradwire._byteps import ASYNC, is_asynchronous
 from gradwire._errors import InvalidRequest
 from gradwire._ops import ReduceOp
 from gradwire.tensorflow import _functions, _move_ops, _optimizer, _reduce_ops, _tape
@@ -190,9 +191,9 @@ def DistributedGradientTape(
 
 
 def _only_synchronous(enable_async: bool) -> None:
-    if enable_async:
+    if enable_async or is_asynchronous():
         raise InvalidRequest(
-            "enable_async=True: asynchronous training is not supported; leave it out to train "
-            "synchronously",
+            f"asynchronous training ({ASYNC}, enable_async) is not supported for TensorFlow: unset "
+            "it to train synchronously",
             kind="invalid",
         )
