@@ -49,7 +49,7 @@ LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-rust test lint deny figures programs wheel release python-test python-oldest \
-    frameworks nightly soak endure sanitize bench bench-node bench-torch bench-elastic bench-choice \
+    frameworks nightly soak endure sanitize bench bench-node bench-torch bench-frameworks bench-elastic bench-choice \
     bench-cycles simulate-check stubs generated-stubs protos metrics-docs reference-docs book simulator-docs kubernetes \
     dashboards deploy-test docs clean
 
@@ -254,6 +254,12 @@ bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP
 	python3 python/make_venv.py
 	.venv-python/bin/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target target/bench-torch python/dist/gradwire-*.whl
 	lab/benchmarks/torch_model.py $(BENCH_ARGS)
+
+bench-frameworks: wheel ## the exchange of gradients from PyTorch, TensorFlow, JAX and trainers: 20 minutes
+	python3 python/make_venv.py
+	python3 python/make_frameworks.py
+	.venv-python/bin/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target target/bench-torch python/dist/gradwire-*.whl
+	lab/benchmarks/frameworks.py $(BENCH_ARGS)
 
 bench-elastic: wheel ## what losses of ranks, daemons and hosts cost an elastic job: 25 minutes
 	python3 python/make_venv.py
