@@ -13,10 +13,13 @@ A job trains on two hosts of this machine. The tables on standard output show:
 - **commit**: of 100 MB and of 1 GB.
 - **sync**: the copy of 1 GB to the other three ranks, as for ranks that have come.
 - **goodput**: the share of time in steps that counted, with a loss of a rank every minute: in an
-  elastic job, and in one that is started again from a checkpoint. Both save every tenth step.
+  elastic job, in one that is started again from a checkpoint, and with torchft over Gloo where it
+  is installed, whose replicas are started again at once. The first two save every tenth step. A
+  step counts with the median time of all steps.
 """
 
 import argparse
+import itertools
 import os
 import random
 import signal
@@ -37,6 +40,11 @@ HERE = Path(__file__).resolve().parent
 HOST_OF_FIRST, HOST_OF_SECOND = "127.0.0.1", "127.0.0.2"
 HOSTS = f"{HOST_OF_FIRST}:2,{HOST_OF_SECOND}:2"
 KINDS = ("rank", "daemon", "first daemon", "host", "first host")
+WAYS = {
+    "elastic": "elastic",
+    "restart": "restart from a checkpoint",
+    "torchft": "torchft over Gloo",
+}
 PARTS = ("losses", "growth", "vote", "commit", "sync", "goodput")
 # Between two losses the job must be whole again.
 SETTLES = 180.0
@@ -159,6 +167,12 @@ class Job:
             time.sleep(0.02)
         raise Trouble(f"no step in {SETTLES:g} s after the loss\n{self.text()}")
 
+    def times(self) -> list[float]:
+        """Returns the times between two steps that followed each other, of all ranks."""
+        lists = [steps_of(path) for path in self.directory.glob("*.txt")]
+        pairs = [pair for steps in lists for pair in itertools.pairwise(steps)]
+        return [b.at - a.at for a, b in pairs if b.step == a.step + 1 and b.epoch == a.epoch]
+
     def check(self) -> None:
         """Raises if the job has ended."""
         if self.process.poll() is not None:
@@ -181,6 +195,50 @@ class Job:
         self.output.close()
 
 
+class Replicas(Job):
+    """The same training with torchft. A replica that is lost is started again."""
+
+    SERVER = (
+        "import time; from torchft.coordination import LighthouseServer; "
+        "server = LighthouseServer(bind='[::]:0', min_replicas=1, join_timeout_ms=100); "
+        "print(server.address(), flush=True); time.sleep(1e6)"
+    )
+
+    def __init__(self, programs: Path, directory: Path) -> None:
+        """Starts the server and all replicas."""
+        self.programs, self.directory = programs, directory
+        self.output = (directory / "output").open("w+")
+        self.process = subprocess.Popen(
+            [programs / "python", "-c", self.SERVER], stdout=subprocess.PIPE, stderr=self.output
+        )
+        assert self.process.stdout is not None
+        self.lighthouse = self.process.stdout.readline().decode().strip()
+        self.replicas = {number: self.replica(number) for number in range(4)}
+
+    def replica(self, number: int) -> subprocess.Popen[bytes]:
+        """Starts a replica."""
+        words = ["torchft", self.directory, str(STEP), self.lighthouse, str(number)]
+        return subprocess.Popen(
+            [self.programs / "python", HERE / "elastic_rank.py", *words],
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            env=clean_environment() | {"RUST_LOG": "error"},
+        )
+
+    def start_again(self) -> None:
+        """Starts the replicas that have ended."""
+        for number, process in self.replicas.items():
+            if process.poll() is not None:
+                self.replicas[number] = self.replica(number)
+
+    def end(self) -> None:
+        """Stops all."""
+        for process in (*self.replicas.values(), self.process):
+            process.kill()
+            process.wait()
+        self.output.close()
+
+
 def running(pid: int) -> bool:
     """Whether a process is there and not a zombie."""
     try:
@@ -191,9 +249,9 @@ def running(pid: int) -> bool:
 
 def victims(job: Job, kind: str, chance: random.Random) -> set[int]:
     """Chooses the processes to kill."""
-    there = processes(job.process.pid)
     if kind == "rank":
         return {chance.choice(sorted(job.alive()))}
+    there = processes(job.process.pid)
     host = HOST_OF_FIRST if kind.startswith("first") else HOST_OF_SECOND
     daemons = [p for p in there if p.name == "gradwired" and p.host == host]
     if kind.endswith("daemon"):
@@ -274,35 +332,44 @@ def measured(options: argparse.Namespace, words: list[str]) -> list[float]:
         return [float(word) for word in found.read_text().split()]
 
 
-def goodput(options: argparse.Namespace, elastic: bool, chance: random.Random) -> float:
+def goodput(options: argparse.Namespace, way: str, chance: random.Random) -> float:
     """Returns the share of time in steps that counted."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["train", str(STEP)]
-        flags = ["--min-np", "1", "--blacklist-cooldown-range", "1", "1"] if elastic else []
-        checkpoint = Path(folder) / "checkpoint"
-        words += [] if elastic else [str(checkpoint)]
-        job = Job(options.programs, Path(folder), words, flags)
+        words, flags = ["train", str(STEP)], list[str]()
+        if way == "elastic":
+            flags = ["--min-np", "1", "--blacklist-cooldown-range", "1", "1"]
+        else:
+            words.append(str(Path(folder) / "checkpoint"))
+
+        def started() -> Job:
+            if way == "torchft":
+                return Replicas(options.programs, Path(folder))
+            return Job(options.programs, Path(folder), words, flags)
+
+        job = started()
         try:
             job.whole_again(4)
-            # The time of an undisturbed step.
-            first = job.furthest()
             time.sleep(UNDISTURBED)
-            last = job.furthest()
-            each = (last.at - first.at) / (last.step - first.step)
-            begin, start = time.monotonic(), last.step
+            begin, times = job.furthest(), list[float]()
             for _ in range(options.minutes):
                 until = time.monotonic() + 60
                 time.sleep(chance.uniform(5, 55))
                 kill(victims(job, "rank", chance))
-                if not elastic:
+                if way == "restart":
                     job.process.wait(SETTLES)
+                    times += job.times()
                     job.end()
                     for file in Path(folder).glob("*.txt"):
                         file.unlink()
-                    job = Job(options.programs, Path(folder), words, flags)
-                time.sleep(max(0.0, until - time.monotonic()))
+                    job = started()
+                while time.monotonic() < until:
+                    if isinstance(job, Replicas):
+                        job.start_again()
+                    time.sleep(0.1)
             end = job.furthest()
-            return (end.step - start) * each / (end.at - begin)
+            each = statistics.median(times + job.times())
+            say(f"{way}: {end.step - begin.step} steps of {each:.4f} s")
+            return (end.step - begin.step) * each / (end.at - begin.at)
         finally:
             job.end()
 
@@ -334,8 +401,15 @@ def main() -> int:
         (seconds,) = measured(options, ["sync", "1000"])
         print(f"\nsync of 1 GB: {seconds:.3f} s, {1 / seconds:.2f} GB/s to each rank", flush=True)
     if "goodput" in parts:
-        for elastic, name in ((True, "elastic"), (False, "restart from a checkpoint")):
-            share = goodput(options, elastic, random.Random(options.seed))
+        for way, name in WAYS.items():
+            check = [options.programs / "python", "-c", f"import {way}"]
+            if (
+                way == "torchft"
+                and subprocess.run(check, stderr=subprocess.DEVNULL).returncode != 0
+            ):
+                say("torchft is not installed: pip install gradwire[torchft]")
+                continue
+            share = goodput(options, way, random.Random(options.seed))
             print(f"\ngoodput, {name}: {share:.1%}", flush=True)
     return 0
 

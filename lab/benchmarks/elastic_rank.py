@@ -1,6 +1,7 @@
 """A rank of `elastic.py`.
 
     elastic_rank.py train DIRECTORY SECONDS [CHECKPOINT]
+    elastic_rank.py torchft DIRECTORY SECONDS LIGHTHOUSE REPLICA
     elastic_rank.py vote DIRECTORY COUNT
     elastic_rank.py commit DIRECTORY MEGABYTES
     elastic_rank.py sync DIRECTORY MEGABYTES
@@ -8,7 +9,8 @@
 `train` makes steps of SECONDS until it is ended. Each process writes a line for each step to a file
 of its own in DIRECTORY: the system's monotonic time in seconds, the epoch, the rank, the number of
 ranks and the step. It commits every tenth step. With CHECKPOINT, it is a script that knows no
-elastic jobs: it writes that file every tenth step, and begins with it.
+elastic jobs: it writes that file every tenth step, and begins with it. `torchft` is one replica of
+the same training with torchft over Gloo; LIGHTHOUSE is the address of its server.
 
 `vote`, `commit` and `sync` write the measured seconds to DIRECTORY.
 """
@@ -17,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import gradwire.torch as hvd
@@ -38,25 +41,35 @@ def median(times: int, measured: Callable[[], object]) -> float:
     return sorted(seconds)[times // 2]
 
 
+def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Returns the model and its optimizer."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(LAYER, LAYER) for _ in range(4)))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def loss_of(model: torch.nn.Module, number: int, rank: int) -> torch.Tensor:
+    """Returns the loss of a rank in a step."""
+    data = torch.Generator().manual_seed(number * 1000 + rank)
+    return model(torch.randn(8, LAYER, generator=data)).square().mean()
+
+
 class Training:
     """A small model, and the lines of its steps."""
 
     def __init__(self, directory: Path, seconds: float) -> None:
         """Begins."""
         self.seconds = seconds
-        torch.manual_seed(1)
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(LAYER, LAYER) for _ in range(4)))
+        self.model, optimizer = made()
         self.optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9),
-            named_parameters=self.model.named_parameters(),
+            optimizer, named_parameters=self.model.named_parameters()
         )
         self.log = (directory / f"{os.getpid()}.txt").open("w", buffering=1)
 
     def step(self, number: int) -> None:
         """Makes a step."""
-        data = torch.Generator().manual_seed(number * 1000 + hvd.rank())
         self.optimizer.zero_grad()
-        self.model(torch.randn(8, LAYER, generator=data)).square().mean().backward()
+        loss_of(self.model, number, hvd.rank()).backward()
         time.sleep(self.seconds)
         self.optimizer.step()
 
@@ -101,6 +114,45 @@ def train_with_checkpoint(directory: Path, seconds: float, checkpoint: Path) -> 
             new.rename(checkpoint)
 
 
+def train_with_torchft(directory: Path, seconds: float, lighthouse: str, replica: str) -> None:
+    """Trains until it is ended, as torchft's own examples do."""
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+    model, inner = made()
+
+    def load(state: dict[str, dict[str, object]]) -> None:
+        model.load_state_dict(state["model"])
+        inner.load_state_dict(state["optimizer"])
+
+    meeting = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(timedelta(seconds=30)),
+        min_replica_size=1,
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
+        timeout=timedelta(seconds=30),
+        replica_id=replica,
+        store_addr="localhost",
+        store_port=meeting.port,
+        rank=0,
+        world_size=1,
+        lighthouse_addr=lighthouse,
+        hostname="localhost",
+    )
+    parallel, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, inner)
+    with (directory / f"{os.getpid()}.txt").open("w", buffering=1) as log:
+        while True:
+            optimizer.zero_grad()
+            step = manager.current_step()
+            loss_of(parallel, step, manager.participating_rank() or 0).backward()
+            time.sleep(seconds)
+            optimizer.step()
+            if manager.current_step() > step:
+                size = manager.num_participants()
+                now = f"{time.monotonic():.6f}"
+                log.write(f"{now} 0 {replica} {size} {manager.current_step()}\n")
+
+
 def vote(directory: Path, count: int) -> None:
     """Measures votes beside small operations."""
     session, small = _world.session(), torch.zeros(1)
@@ -129,6 +181,8 @@ def of_state(call: str, directory: Path, megabytes: int) -> None:
 def main(mode: str, directory: Path, amount: str, *rest: str) -> None:
     """Does one of these."""
     torch.set_num_threads(1)
+    if mode == "torchft":
+        train_with_torchft(directory, float(amount), *rest)
     hvd.init()
     if mode == "train" and rest:
         train_with_checkpoint(directory, float(amount), Path(rest[0]))
