@@ -129,22 +129,23 @@ class Job:
 
     def alive(self) -> set[int]:
         """Returns the process ids of living ranks that have finished a step."""
-        return {pid for pid in self.last() if Path(f"/proc/{pid}/stat").exists() and running(pid)}
+        return {pid for pid in self.last() if running(pid)}
 
     def furthest(self) -> Step:
         """Returns the last step that all living ranks have finished."""
-        last, alive = self.last(), self.alive()
-        if not alive:
+        last = self.last()
+        steps = [step for pid, step in last.items() if running(pid)]
+        if not steps:
             raise Trouble(f"no rank has finished a step\n{self.text()}")
-        return min((last[pid] for pid in alive), key=lambda step: step.step)
+        return min(steps, key=lambda step: step.step)
 
     def whole_again(self, size: int) -> None:
         """Waits until all ranks are there and have finished a step together."""
         until = time.monotonic() + SETTLES
         while time.monotonic() < until:
             self.check()
-            last, alive = self.last(), self.alive()
-            if len(alive) == size and {last[pid].size for pid in alive} == {size}:
+            sizes = [step.size for pid, step in self.last().items() if running(pid)]
+            if len(sizes) == size and set(sizes) == {size}:
                 return
             time.sleep(0.05)
         raise Trouble(f"the job does not have {size} ranks after {SETTLES:g} s\n{self.text()}")

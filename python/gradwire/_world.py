@@ -38,6 +38,8 @@ _is_newcomer = False
 # Callbacks of other modules: after the session starts, before a process set is removed, and before
 # the session ends.
 after_init: list[Callable[[], None]] = []
+# What a new process of an elastic job does before it joins: afterwards, the others wait for it.
+before_joining: list[Callable[[], None]] = []
 before_removal: list[Callable[[], None]] = []
 before_shutdown: list[Callable[[], None]] = []
 # Removals of process sets that other ranks may not have requested yet.
@@ -113,6 +115,9 @@ def init(
                 "gradwire.elastic.run joins the next epoch of the job without that",
                 kind="not-launched",
             )
+        if "GRADWIRE_ELASTIC" in os.environ and "GRADWIRE_RANK" not in os.environ:
+            for prepare in before_joining:
+                prepare()
         try:
             _start.prepare()
             made = _native.Session.attach()

@@ -178,6 +178,8 @@ def replay(lines: list[dict[str, Any]]) -> Any:
 def main() -> None:
     mode, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     hvd.init()
+    # The others wait for a new process from now on, so it has imported what takes long.
+    assert not _world.is_newcomer() or "torch._dynamo" in sys.modules
     rank = Rank(folder)
     model = {"rollback": rollback, "skip": skip, "ddp": ddp}[mode](rank, steps)
     torch.save(model.state_dict(), folder / f"worker{rank.worker}.pt")

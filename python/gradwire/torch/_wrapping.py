@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from gradwire import _world
 from gradwire.torch._parameters import without_waiting
 
 Step = TypeVar("Step", bound=Callable[..., Any])
@@ -122,3 +123,11 @@ def wrap(optimizer: Any, kind: type[Wrapped]) -> Any:
     # Schedulers set a ``step`` on the object, which calls that of the original class.
     optimizer._instance_step = vars(optimizer).pop("step", None)
     return optimizer
+
+
+def _import_compiler() -> None:
+    """Imports PyTorch's compiler, which optimizers need and which takes seconds."""
+    torch.compiler.disable(lambda: None)
+
+
+_world.before_joining.append(_import_compiler)
