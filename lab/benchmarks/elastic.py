@@ -132,12 +132,11 @@ class Job:
         return {pid for pid in self.last() if running(pid)}
 
     def furthest(self) -> Step:
-        """Returns the last step that all living ranks have finished."""
-        last = self.last()
-        steps = [step for pid, step in last.items() if running(pid)]
+        """Returns the last step that a living rank has finished."""
+        steps = [step for pid, step in self.last().items() if running(pid)]
         if not steps:
             raise Trouble(f"no rank has finished a step\n{self.text()}")
-        return min(steps, key=lambda step: step.step)
+        return max(steps, key=lambda step: step.step)
 
     def whole_again(self, size: int) -> None:
         """Waits until all ranks are there and have finished a step together."""
@@ -382,6 +381,7 @@ def main() -> int:
     parser.add_argument("--losses", type=int, default=10, help="losses of each kind")
     parser.add_argument("--minutes", type=int, default=5, help="minutes of each goodput")
     parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--way", choices=WAYS, help="one way of the goodput")
     parser.add_argument("--kind", choices=KINDS, help="one kind of loss")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
@@ -403,6 +403,8 @@ def main() -> int:
         print(f"\nsync of 1 GB: {seconds:.3f} s, {1 / seconds:.2f} GB/s to each rank", flush=True)
     if "goodput" in parts:
         for way, name in WAYS.items():
+            if options.way not in (None, way):
+                continue
             check = [options.programs / "python", "-c", f"import {way}"]
             if (
                 way == "torchft"

@@ -183,6 +183,23 @@ def test_two_optimizers_are_exchanged_apart() -> None:
     assert torch.equal(other.data, torch.full((3,), -2 * total)), other
 
 
+def test_a_scaler_and_clipping_are_of_each_rank() -> None:
+    weights = torch.nn.Parameter(torch.zeros(8))
+    optimizer = torch.optim.SGD([weights], 1.0, fused=True)
+    optimizer = bps.DistributedOptimizer(optimizer, [("w", weights)])
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for at in range(3):
+        optimizer.zero_grad()
+        factor = float("inf") if at == 1 and bps.rank() == 0 else 2.0
+        scaler.scale((weights * factor).sum()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_value_([weights], 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.finish()
+    assert torch.equal(weights.data, torch.full((8,), 1.0 - 3 * bps.size()))
+
+
 def test_what_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def make(**options: Any) -> None:
         bps.DistributedOptimizer(torch.optim.SGD([torch.zeros(2)], 0.1), **options)

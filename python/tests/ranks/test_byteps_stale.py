@@ -107,3 +107,21 @@ def test_closures_copies_and_compression() -> None:
         copied.step()
     assert torch.equal(twin.data, torch.full((300,), -3 * average))
     assert torch.equal(weights.data, torch.full((300,), -2 * average))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_decides_for_all_ranks(fused: bool) -> None:
+    weights = torch.nn.Parameter(torch.zeros(8))
+    optimizer = torch.optim.SGD([weights], 1.0, fused=fused)
+    optimizer = bps.DistributedOptimizer(optimizer, staleness=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+    for step in range(6):
+        optimizer.zero_grad()
+        # One rank has an infinity in the third step, which no rank makes.
+        factor = float("inf") if step == 2 and bps.rank() == bps.size() - 1 else bps.rank() + 1.0
+        scaler.scale((weights * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    average = (bps.size() + 1) / 2
+    assert torch.equal(weights.data, torch.full((8,), -4 * average))
+    assert scaler.get_scale() == 2.0

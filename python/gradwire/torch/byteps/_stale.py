@@ -121,6 +121,14 @@ class Stale(Stepping):
                 parameter.grad = gradient
         return loss
 
+    def _share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
+        """Makes all ranks agree: if any rank has found infinities, no rank makes a step."""
+        own = torch.tensor([any(bool(inf) for inf in found.values())], dtype=torch.uint8)
+        name = f"{self._name}.infinities"
+        if allreduce_async_(own, name=name, op=Max).wait().item():
+            for inf in found.values():
+                inf.fill_(1.0)
+
     def _copied_for(self, made: Any, twins: dict[torch.Tensor, torch.Tensor]) -> None:
         named = [("", twins[each]) for flat in self._flats for each in flat.parameters]
         begin(made, named, self._compression, self._warmup)
@@ -137,6 +145,9 @@ def begin(
     made._flats = flats_of(each for _, each in named if each.requires_grad)
     made._known = {each for _, each in named}
     made._compression, made._warmup = compression, warmup
+    if hasattr(made, "_step_supports_amp_scaling"):
+        # A scaler would pass the scale of this step, and the gradients are of the step before.
+        made._step_supports_amp_scaling = False
 
 
 def _wait_for_last() -> None:
