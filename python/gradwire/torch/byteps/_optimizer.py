@@ -12,7 +12,7 @@ from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Average
 from gradwire._world import is_elastic, session
-from gradwire.torch import _functions
+from gradwire.torch import _functions, _scaler
 from gradwire.torch import _optimizer as horovods
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._wrapping import wrap
@@ -89,6 +89,7 @@ def DistributedOptimizer(
             f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer",
             kind="invalid",
         )
+    _scaler.patch()
     named = horovods.name_parameters(optimizer.param_groups, named_parameters)
     if not is_asynchronous:
         made = wrap(optimizer, _stale.Stale)
