@@ -26,6 +26,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const RANKS: usize = 4;
 
+/// In each round of this many, an epoch is left alone for so long that it counts as a success. The
+/// launcher ends a job of which no epoch is one within the elastic time-out.
+const QUIET: (u64, Duration) = (5, Duration::from_secs(6));
+
 /// A step that a rank has kept.
 #[derive(Debug, Clone)]
 struct Step {
@@ -215,10 +219,14 @@ fn endure(hosts: &str, rounds: u64) {
         after = epoch;
         // Also at once after the epoch has begun, and in the middle of any operation.
         sleep(Duration::from_millis(dice.below(400)));
+        if round % QUIET.0 == QUIET.0 - 1 {
+            sleep(QUIET.1);
+        }
         let spared = *workers.iter().nth(dice.below(RANKS as u64) as usize).unwrap();
         let mut losses = 1 + dice.below(3);
         while losses > 0 {
             let Some(what) = lose(&job, spared, &mut dice) else {
+                assert!(!job.has_ended(), "seed {seed}: the job has ended: {:#?}", job.lines());
                 sleep(Duration::from_millis(10));
                 continue;
             };
