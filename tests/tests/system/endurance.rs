@@ -26,8 +26,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const RANKS: usize = 4;
 
-/// One of so many epochs is left alone for this long, so that it counts as a success. The launcher
-/// ends a job if no epoch succeeds within the elastic time-out.
+/// Every fifth epoch is left alone for this long, which makes it a success. The launcher ends a job
+/// if no epoch succeeds within the elastic time-out.
 const QUIET: (u64, Duration) = (5, Duration::from_secs(6));
 
 /// A step that a rank has kept.
