@@ -55,10 +55,11 @@ class Hosts:
             "DMLC_NUM_SERVER": str(self.servers),
             "DMLC_PS_ROOT_URI": "127.0.0.1",
             "DMLC_PS_ROOT_PORT": str(self.port),
-            "BYTEPS_LOCAL_SIZE": "2",
             "GRADWIRE_SECRET": self.secret,
             "GWTEST_MARK": self.mark,
         }
+        if role == "worker":
+            given["BYTEPS_LOCAL_SIZE"] = "2"  # which a server need not know
         if number is not None:
             given["DMLC_WORKER_ID" if role == "worker" else "DMLC_SERVER_ID"] = str(number)
         given |= variables

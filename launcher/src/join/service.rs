@@ -196,9 +196,11 @@ pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandErr
         }
     };
     set("GRADWIRE_ADDRESS", address.to_string());
-    // The other hosts compare them with the coordinator's.
-    set("GRADWIRE_NODES", placement.nodes.to_string());
-    set("GRADWIRE_RANKS", placement.size.to_string());
+    // The other hosts compare them with the coordinator's. A server does not know the ranks.
+    if placement.slots > 0 {
+        set("GRADWIRE_NODES", placement.nodes.to_string());
+        set("GRADWIRE_RANKS", placement.size.to_string());
+    }
     if placement.node == 0 {
         set("GRADWIRE_SERVERS", placement.servers.to_string());
         set("GRADWIRE_COORDINATOR", HERE.to_owned());
