@@ -140,6 +140,11 @@ class Exchange:
         self._is_new = True
         self._take_in()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether all ranks have finished, so that the next step begins another exchange."""
+        return self._has_finished and self._failure is None and not self._thread.is_alive()
+
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -252,11 +257,11 @@ class Asynchronous(Stepping):
                 torch.save(model.state_dict(), "model.pt")
             ```
         """
-        exchange, self._exchange = self._begun(), None
-        exchange.finish()
+        self._begun().finish()
 
     def _begun(self) -> Exchange:
-        if self._exchange is None:
+        _world.session()  # raises in a forked child and after shutdown()
+        if self._exchange is None or self._exchange.has_ended:
             self._exchange = Exchange(self._name, self._named, self._most_ahead)
         return self._exchange
 
