@@ -46,3 +46,36 @@ def test_a_step_raises_when_a_rank_is_lost(job: Job, how: str, code: int, says: 
     assert done.returncode == code, done.stdout
     told = next(line for line in done.stdout.splitlines() if "TOLD 1" in line)
     assert says in told, done.stdout
+
+
+def test_a_second_job_begins_another_exchange(job: Job) -> None:
+    done = job(
+        """
+        import torch
+        import gradwire
+        import gradwire.torch.byteps as bps
+        bps.init()
+        weights = torch.nn.Parameter(torch.zeros(2))
+        optimizer = torch.optim.SGD([weights], lr=1.0)
+        optimizer = bps.DistributedOptimizer(optimizer, [("weights", weights)])
+        def step():
+            weights.grad = torch.ones(2)
+            optimizer.step()
+        step()
+        step()
+        bps.shutdown()
+        try:
+            step()
+        except gradwire.NotInitialized:
+            print("NOT INITIALIZED\\n", end="")
+        bps.init()
+        for _ in range(1 + bps.rank()):
+            step()
+        optimizer.finish()
+        optimizer.finish()
+        print(f"HAS {weights.tolist()}\\n", end="")
+        """,
+        BYTEPS_ENABLE_ASYNC="1",
+    )
+    assert done.returncode == 0 and done.stdout.count("NOT INITIALIZED") == 2, done.stdout
+    assert done.stdout.count("HAS [-7.0, -7.0]") == 2, done.stdout

@@ -6,25 +6,27 @@ import pytest
 from launching import Job
 
 
-def test_an_exception_in_the_second_job_is_named(job: Job) -> None:
+@pytest.mark.parametrize("seconds", [0, 2])
+def test_an_exception_in_the_second_job_is_named(job: Job, seconds: int) -> None:
+    """Also if the rank that raised it takes longer to end than the other one."""
     pytest.importorskip("torch")  # its store connects the ranks
     done = job(
-        """
-        import time
+        f"""
+        import atexit, time
         import gradwire as gw
         gw.init()
         gw.shutdown()
         gw.init()
         gw.barrier()
         if gw.rank() == 0:
+            atexit.register(time.sleep, {seconds})
             raise ValueError("a hole")
-        time.sleep(1)
         gw.barrier()
         """
     )
     assert done.returncode == 1, done.stdout
-    [report] = [line for line in done.stdout.splitlines() if line.startswith("gradwire: rank")]
-    assert report.startswith("gradwire: rank 0 on host"), done.stdout
+    reports = [line for line in done.stdout.splitlines() if line.startswith("gradwire: ")]
+    assert reports[0].startswith("gradwire: rank 0 on host"), done.stdout
 
 
 def test_a_rank_ends_between_two_jobs(job: Job) -> None:

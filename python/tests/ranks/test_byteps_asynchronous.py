@@ -166,25 +166,6 @@ def test_other_changes_need_a_finish() -> None:
     assert torch.equal(weights.data, torch.full((4,), 10.0 - bps.size()))
 
 
-def test_a_second_job_begins_another_exchange() -> None:
-    weights = torch.nn.Parameter(torch.zeros(3))
-    optimizer = optimizer_of(weights)
-    for _ in range(2):
-        step(optimizer, 1.0)
-    gw.shutdown()
-    with pytest.raises(gw.NotInitialized):
-        step(optimizer, 1.0)
-    gw.init()
-    with torch.no_grad():
-        weights.fill_(-2.0 * bps.size())
-    for _ in range(bps.rank()):
-        step(optimizer, 1.0)
-    optimizer.finish()
-    optimizer.finish()
-    total = 2.0 * bps.size() + sum(range(bps.size()))
-    assert torch.equal(weights.data, torch.full((3,), -total))
-
-
 def test_two_optimizers_are_exchanged_apart() -> None:
     one, other = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
     first, second = optimizer_of(one), optimizer_of(other, lr=2.0)

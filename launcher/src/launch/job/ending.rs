@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gradwire_proto::FailureKind;
+use gradwire_proto::{Failure, FailureKind};
 use gradwire_services::launch::{Notice, Order, ProcessEnd, Role};
 use rustix::process::Signal;
 
@@ -44,16 +44,26 @@ impl Job {
     /// Whether a rank that has said that it is ending has now ended by itself. It took longer than
     /// the launcher waits, and its exit code is the job's all the same (TELL).
     fn is_last_word(&self, cause: &Cause) -> bool {
-        let Some(failure) = self.failure().filter(|failure| failure.details.gave_up) else {
+        let Some(failure) = self.known_failure().filter(|failure| failure.details.gave_up) else {
             return false;
         };
         let Cause::Ended { role, host, end: ProcessEnd::Code(_), .. } = cause else { return false };
         matches!(role, Role::Rank(_)) && report::blames(failure, *role, host)
     }
 
+    /// The failure that the daemons have reported. Those that ranks have started for a further job
+    /// report nothing here, so there it is the failure because of which a rank has ended.
+    fn known_failure(&self) -> Option<&Failure> {
+        let of_a_rank = self.causes.iter().find_map(|cause| match cause {
+            Cause::Ended { received: Some(failure), .. } => Some(&**failure),
+            _ => None,
+        });
+        self.failure().or(of_a_rank.filter(|_| self.epochs.is_none()))
+    }
+
     /// Whether the daemons blame this process.
     pub(super) fn blames(&self, node: usize, role: Role) -> bool {
-        self.failure().is_some_and(|failure| report::blames(failure, role, self.host(node)))
+        self.known_failure().is_some_and(|failure| report::blames(failure, role, self.host(node)))
     }
 
     /// Whether the process that the daemons blame still runs.

@@ -169,6 +169,33 @@ fn a_rank_that_blames_another_is_no_cause() {
     assert_eq!((report.code, report.lines[0].as_str()), (1, right));
 }
 
+/// The daemons of a further job report nothing to the launcher, but the other ranks know.
+#[test]
+fn a_rank_at_fault_in_a_further_job_gets_time_to_end() {
+    let noticed = || {
+        let mut job = running();
+        let mut failure = Failure::new(FailureKind::WorkerLost, "it ends").host("a").rank(Rank(0));
+        failure.details.gave_up = true;
+        step(&mut job, Event::Consequence { node: 1, worker: 2, failure }, 1990);
+        step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Code(1), 2000), 2000);
+        let limit = |job: &Job| job.deadline().expect("WAIT").as_millis() as u64;
+        while !job.awaited {
+            let at = limit(&job);
+            assert!(step(&mut job, Event::Tick, at).is_empty(), "rank 0 is still ending");
+        }
+        let at = limit(&job);
+        (job, at)
+    };
+    let (mut job, limit) = noticed();
+    let orders = step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(5), limit - 1), limit);
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "nobody else is waited for");
+    let report = stop_all(&mut job, limit);
+    assert_eq!(report.code, 5);
+    assert!(report.lines[0].starts_with("gradwire: rank 0 on host a"), "{:?}", report.lines);
+    let (mut job, limit) = noticed();
+    assert_eq!(step(&mut job, Event::Tick, limit).len(), 2, "WAIT: the wait is limited");
+}
+
 /// A job that a rank forms after `shutdown()` needs all ranks.
 #[test]
 fn a_rank_is_absent_from_a_further_job() {
