@@ -51,8 +51,8 @@ impl Job {
         matches!(role, Role::Rank(_)) && report::blames(failure, *role, host)
     }
 
-    /// The failure that the daemons have reported. In a further job, daemons belong to the ranks and
-    /// report nothing here: then it is the failure because of which a rank has ended.
+    /// The failure that the daemons have reported. In a further job, daemons belong to the ranks,
+    /// and report nothing here: then it is the failure that ended a rank.
     fn known_failure(&self) -> Option<&Failure> {
         let of_a_rank = self.causes.iter().find_map(|cause| match cause {
             Cause::Ended { received: Some(failure), .. } => Some(&**failure),
