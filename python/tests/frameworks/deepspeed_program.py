@@ -56,6 +56,7 @@ for stage in (0, 2, 3):
     train(engine)
     engine.load_checkpoint(f"{FOLDER}/{stage}")
     train(engine)
-report(losses, dist.get_backend())
+backend = dist.get_backend()
 dist.barrier()
 dist.destroy_process_group()
+report(losses, backend)

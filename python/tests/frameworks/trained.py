@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 # The programs' arguments: the backend, the folder for checkpoints, and the rank to be killed.
 BACKEND, FOLDER = sys.argv[1], sys.argv[2]
@@ -21,8 +22,9 @@ def model() -> torch.nn.Module:
 
 
 def data() -> torch.utils.data.TensorDataset:
-    """64 examples."""
-    given = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+    """32 examples for each rank."""
+    examples = 32 * int(os.environ.get("WORLD_SIZE", "2"))
+    given = torch.randn(examples, 6, generator=torch.Generator().manual_seed(1))
     return torch.utils.data.TensorDataset(given, given.sum(1, keepdim=True))
 
 
@@ -40,3 +42,6 @@ def step_of(step: int) -> None:
 def report(losses: list[float], backend: Any) -> None:
     """Prints the losses of all steps of this rank."""
     print(f"BACKEND {backend} LOSSES {[round(each, 7) for each in losses]}\n", end="", flush=True)
+    # Gloo's threads can abort a process that ends with its group. Gradwire's group may stay.
+    if backend == "gloo" and dist.is_initialized():
+        dist.destroy_process_group()
