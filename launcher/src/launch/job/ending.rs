@@ -52,7 +52,8 @@ impl Job {
     }
 
     /// The failure that the daemons have reported. In a further job, daemons belong to the ranks,
-    /// and report nothing here: then it is the failure that ended a rank.
+    /// and report nothing here: then it is the failure that ended a rank. Elastic jobs form none,
+    /// and a rank's failure there has the numbers of its epoch.
     fn known_failure(&self) -> Option<&Failure> {
         let of_a_rank = self.causes.iter().find_map(|cause| match cause {
             Cause::Ended { received: Some(failure), .. } => Some(&**failure),
