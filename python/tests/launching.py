@@ -20,6 +20,7 @@ import pytest
 LIMIT = 300
 # The long run of `make nightly`.
 AT_NIGHT = os.environ.get("GWTEST_JOBS") == "all"
+at_night = pytest.mark.skipif(not AT_NIGHT, reason="make nightly runs it")
 LAUNCHER = str(Path(sys.executable).parent / "gradwire")
 Job = Callable[..., "subprocess.CompletedProcess[str]"]
 

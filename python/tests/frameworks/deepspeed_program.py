@@ -56,7 +56,5 @@ for stage in (0, 2, 3):
     train(engine)
     engine.load_checkpoint(f"{FOLDER}/{stage}")
     train(engine)
-backend = dist.get_backend()
 dist.barrier()
-dist.destroy_process_group()
-report(losses, backend)
+report(losses, dist.get_backend())

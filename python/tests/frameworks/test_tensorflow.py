@@ -14,7 +14,7 @@ from pathlib import Path
 
 import horovods
 import pytest
-from launching import LAUNCHER, LIMIT, Job, jobs_of
+from launching import LAUNCHER, LIMIT, Job, at_night, jobs_of
 
 HOROVODS_TESTS = {
     "test_tensorflow.py": "507e1eb383ccbc9b2a0e3ac8d11ac48d1d97d17e42b8377c893d6e2fdaf2163c",
@@ -27,7 +27,7 @@ DIFFERENT = {
 }
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent.parent / "examples"
-JOBS = jobs_of("", "127.0.0.1:1,127.0.0.2:1", "127.0.0.1:2,127.0.0.2:2")
+JOBS = jobs_of("127.0.0.1:1,127.0.0.2:1")
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 
 pytestmark = pytest.mark.skipif(
@@ -58,6 +58,7 @@ def test_on_the_ranks_of(hosts: str) -> None:
     assert "passed" in done.stdout or "[100%]" in done.stdout
 
 
+@at_night
 def test_keras_on_the_backend_torch() -> None:
     words = [LAUNCHER, "run", "-H", "127.0.0.1:1,127.0.0.2:1", "--", sys.executable, "-m", "pytest"]
     words += ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(HERE / "keras_ranks")]
@@ -126,7 +127,7 @@ def test_a_mismatch_in_a_compiled_function(job: Job) -> None:
     assert len(re.findall(r"TOLD \d disagreement True", done.stdout)) == 3, done.stdout
 
 
-@pytest.mark.parametrize("where", ["function", "fit"])
+@pytest.mark.parametrize("where", ["function", pytest.param("fit", marks=at_night)])
 def test_a_rank_killed_in_a_compiled_step(job: Job, where: str) -> None:
     done = job(
         """
@@ -221,7 +222,7 @@ print(f"END {hvd.rank()} {steps - 10 * state.epoch} {total!r}", flush=True)
 """
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=at_night)])
 def test_fit_outlives_a_killed_rank(job: Job, backend: str) -> None:
     options = ["--min-np", "2", "--blacklist-cooldown-range", "1", "1"]
     done = job(ELASTIC, ranks=3, options=options, KERAS_BACKEND=backend, **QUIET)
@@ -282,6 +283,14 @@ def test_horovods_own_tests(tmp_path: Path) -> None:
     assert done.stdout.count(f"Ran {len(chosen)} tests") == 2, done.stdout
     # The tests for GPUs, for other communicators, and for sessions of TensorFlow 1.
     assert done.stdout.count("OK (skipped=") == 2, done.stdout
+
+
+def test_an_old_keras_is_refused() -> None:
+    done = run(
+        [sys.executable, "-c", "import keras; keras.__version__ = '3.9.2'; import gradwire.keras"]
+    )
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("ImportError: gradwire.keras needs Keras 3.10 or newer, and this is 3.9")
 
 
 def losses(said: str) -> list[float]:

@@ -1,7 +1,6 @@
 """PyTorch's trainers over Gradwire: the same losses as over Gloo, under every launcher.
 
-The versions in ``python/make_venv.py`` are tested by ``make frameworks``. A trainer that is not
-installed is skipped.
+``python/make_frameworks.py`` names the tested versions. A trainer that is not installed is skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import LAUNCHER, LIMIT
+from launching import AT_NIGHT, LAUNCHER, LIMIT, at_night
 
 HERE = Path(__file__).parent
 TRAINERS = ["accelerate", "transformers", "lightning", "deepspeed"]
@@ -27,6 +26,20 @@ OWN = {"accelerate": TORCHRUN, "transformers": TORCHRUN, "lightning": [PYTHON]}
 OWN["deepspeed"] = DEEPSPEED
 ONE = [LAUNCHER, "run", "-np", "2", "--", PYTHON]
 TWO = [LAUNCHER, "run", "-np", "4", "-H", "127.0.0.1:2,127.0.0.2:2", "--", PYTHON]
+LAUNCHERS = ["one node", "two nodes", "torchrun", "its own"]
+# By day, each trainer runs under one launcher, and each launcher starts one trainer.
+USUAL = {
+    "accelerate": "two nodes",
+    "transformers": "torchrun",
+    "lightning": "one node",
+    "deepspeed": "its own",
+}
+RUNS = [
+    (trainer, launcher)
+    for trainer in TRAINERS
+    for launcher in LAUNCHERS
+    if USUAL[trainer] == launcher or AT_NIGHT
+]
 
 
 def train(
@@ -55,8 +68,7 @@ def losses(
     return [ast.literal_eval(text) for _, text in found]
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("launcher", ["one node", "two nodes", "torchrun", "its own"])
+@pytest.mark.parametrize(("trainer", "launcher"), RUNS)
 def test_losses_are_those_of_gloo(trainer: str, launcher: str, tmp_path: Path) -> None:
     if launcher == "its own" and OWN[trainer] is TORCHRUN:
         pytest.skip("it has no launcher of its own for CPUs")
@@ -70,6 +82,7 @@ def test_losses_are_those_of_gloo(trainer: str, launcher: str, tmp_path: Path) -
         assert mine == pytest.approx(theirs[0], rel=1e-5, abs=1e-5)
 
 
+@at_night
 def test_ray_train(tmp_path: Path) -> None:
     """Ray starts its workers itself."""
     ours = losses([PYTHON], "ray", "gradwire", tmp_path, 2)
@@ -77,7 +90,7 @@ def test_ray_train(tmp_path: Path) -> None:
     assert ours[0] == ours[1] == pytest.approx(theirs[0], rel=1e-5) and len(ours[0]) == 24
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", TRAINERS if AT_NIGHT else ["lightning"])
 def test_a_killed_rank_is_named(trainer: str, tmp_path: Path) -> None:
     done = train(ONE, trainer, "gradwire", tmp_path, "1")
     assert done.returncode == 137, done.stdout[-8000:]
