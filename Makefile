@@ -221,7 +221,7 @@ frameworks-oldest: python-installed ## the same with the oldest TensorFlow, Kera
 	$(call FRAMEWORK,tensorflow-oldest) frameworks/test_tensorflow.py $(call PROGRAMS_OF,keras)
 	$(call FRAMEWORK,jax-oldest) frameworks/test_jax.py $(call PROGRAMS_OF,jax keras)
 
-python-oldest: ## the same with the oldest PyTorch; python-test comes first
+python-oldest: ## the Python tests with the oldest PyTorch; python-test comes first
 	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest
 	.venv-python-oldest/bin/$(INSTALL_WHEEL)
 	cd python/tests && ../../.venv-python-oldest/bin/pytest $(PYTEST)

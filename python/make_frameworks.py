@@ -87,7 +87,9 @@ def main() -> None:
     parser.add_argument("--oldest", action="store_true", help="the oldest supported versions")
     oldest = parser.parse_args().oldest
     if not (BASE / "installed").exists():
-        raise SystemExit("make_frameworks.py: .venv-python is missing: run make python-test first")
+        raise SystemExit(
+            "make_frameworks.py: .venv-python is missing: run python/make_venv.py first"
+        )
     if oldest:
         create(ROOT / ".venv-tensorflow-oldest", OLDEST_TENSORFLOW)
         create(ROOT / ".venv-jax-oldest", OLDEST_JAX, "--no-deps")

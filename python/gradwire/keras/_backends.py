@@ -12,6 +12,14 @@ from gradwire._errors import InvalidRequest
 from gradwire._ops import reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
 
+if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 10):
+    # This module is imported first: others need parts that Keras 2 lacks.
+    # Keras 3.4 and older clip before the accumulation; up to 3.9, loss scaling is not noticed.
+    raise ImportError(
+        f"gradwire.keras needs Keras 3.10 or newer, and this is {keras.__version__}: "
+        "pip install --upgrade keras"
+    )
+
 # Reduces gradients; called with them and their variables.
 Exchange = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 

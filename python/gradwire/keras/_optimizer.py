@@ -22,13 +22,6 @@ from gradwire._process_sets import ProcessSet, global_process_set
 from gradwire._world import members
 from gradwire.keras import _backends, _xla
 
-if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 10):
-    # Keras 3.4 and older clip before the accumulation; up to 3.9, loss scaling is not noticed.
-    raise ImportError(
-        f"gradwire.keras needs Keras 3.10 or newer, and this is {keras.__version__}: "
-        "pip install --upgrade keras"
-    )
-
 _LOSS_SCALE = (
     "a DistributedOptimizer can't be combined with a LossScaleOptimizer, because the ranks would "
     "skip different steps: use the dtype policy mixed_bfloat16, or compile(auto_scale_loss=False)"

@@ -285,12 +285,18 @@ def test_horovods_own_tests(tmp_path: Path) -> None:
     assert done.stdout.count("OK (skipped=") == 2, done.stdout
 
 
-def test_an_old_keras_is_refused() -> None:
-    done = run(
-        [sys.executable, "-c", "import keras; keras.__version__ = '3.9.2'; import gradwire.keras"]
-    )
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith("ImportError: gradwire.keras needs Keras 3.10 or newer, and this is 3.9")
+@pytest.mark.parametrize("version", ["2.15.0", "3.9.2"])
+def test_an_old_keras_is_refused(version: str) -> None:
+    text = f"""
+import sys
+import keras
+keras.__version__ = "{version}"
+sys.modules["keras.src.api_export"] = None  # Keras 2 has none
+import gradwire.tensorflow
+"""
+    done = run([sys.executable, "-c", text])
+    told = f"ImportError: gradwire.keras needs Keras 3.10 or newer, and this is {version}: "
+    assert done.stdout.splitlines()[-1].startswith(told), done.stdout
 
 
 def losses(said: str) -> list[float]:
