@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the files in git for lines over 100 columns and broken links or paths in Markdown.
+"""Checks the files in git for long lines and test names, and Markdown for broken links and paths.
 
     scripts/check_text.py            # all files in git
     scripts/check_text.py README.md  # only these files
@@ -10,6 +10,7 @@ It prints one line per finding, as `file:line: what`, and exits with 1 if there 
   Rust doc comments are exempt, and so are Markdown lines that are long only because of a URL. A
   file with `@generated` in one of its first five lines is exempt, and so are the copied protocol
   of OpenTelemetry and the code generated from protocols.
+- Names of tests have at most 45 characters, in Rust and in Python.
 - Relative links in Markdown must point to a file or folder in the repository. Anchors must match a
   heading, in GitHub's form.
 - A path of a source file in a code span, such as `scripts/check_text.py`, must exist if its first
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 COLUMNS = 100
+MOST_NAME = 45
 SUFFIXES = {".md", ".proto", ".py", ".rs", ".sh", ".toml"}
 GENERATED = "@generated"
 NOT_OURS = ("proto/generated/", "proto/services/generated/", "proto/services/opentelemetry/")
@@ -36,6 +38,13 @@ PATH = re.compile(r"(?<!`)`([\w.-]+(?:/[\w.-]+)+)`(?!`)")
 # [text](target) and ![text](target "title"); [label]: target
 LINK = re.compile(r"\]\(\s*<?([^()\s<>]*(?:\([^()\s]*\)[^()\s<>]*)*)>?(?:\s+\"[^\"]*\")?\s*\)")
 DEFINITION = re.compile(r" {0,3}\[[^\]]+\]:\s*<?(\S+?)>?\s*(?:\"[^\"]*\")?$")
+
+TEST = {
+    ".py": re.compile(r"def (test_\w+)"),
+    ".rs": re.compile(
+        r"#\[(?:tokio::)?test[^\]]*\](?:\s*#\[[^\]]*\]|\s*//[^\n]*)*\s*(?:pub )?(?:async )?fn (\w+)"
+    ),
+}
 
 Finding = tuple[Path, int, str]
 
@@ -56,6 +65,21 @@ def long_lines(path: Path, lines: list[str]) -> Iterator[Finding]:
         if path.suffix == ".md" and len(URL.sub("", line)) <= COLUMNS:
             continue
         yield path, number, f"{len(line)} columns, but the maximum is {COLUMNS}"
+
+
+def test_names(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    """The names of the tests in a file, with their line numbers."""
+    if pattern := TEST.get(path.suffix):
+        for test in pattern.finditer(text):
+            yield text.count("\n", 0, test.start(1)) + 1, test[1]
+
+
+def long_names(path: Path, text: str) -> Iterator[Finding]:
+    """Tests with names that exceed the maximum length."""
+    for number, name in test_names(path, text):
+        if len(name) > MOST_NAME:
+            what = f"the test name {name} has {len(name)} characters"
+            yield path, number, f"{what}, but the maximum is {MOST_NAME}"
 
 
 def prose(lines: list[str]) -> Iterator[tuple[int, str]]:
@@ -133,8 +157,9 @@ def check(path: Path, root: Path) -> list[Finding]:
     """All findings for one file."""
     if path.suffix not in SUFFIXES:
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    findings = list(long_lines(path, lines))
+    text = path.read_text(encoding="utf-8")
+    lines = text.split("\n")
+    findings = [*long_lines(path, lines), *long_names(path, text)]
     if path.suffix == ".md":
         findings += broken_links(path, lines, root)
         findings += broken_paths(path, lines, root)

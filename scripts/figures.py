@@ -8,20 +8,16 @@ A Markdown table on standard output, to be compared with that of another commit.
 """
 
 import argparse
-import re
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from check_text import MOST_NAME, test_names
+
 ROOT = Path(__file__).resolve().parents[1]
 TREES = ("gradwire-worker", "gradwire-daemon", "gradwire-cli")
-MOST_NAME = 45
-RUST_TEST = re.compile(
-    r"#\[(?:tokio::)?test[^\]]*\](?:\s*#\[[^\]]*\]|\s*//[^\n]*)*\s*(?:pub )?(?:async )?fn (\w+)"
-)
-PYTHON_TEST = re.compile(r"def (test_\w+)")
 TIMED = (["make", "demo"], ["make", "test"], ["bash", ".ci/run"])
 
 Row = tuple[str, str]
@@ -89,10 +85,11 @@ def words() -> Iterator[Row]:
     counted = output("python3", "scripts/plain_words.py")
     total = next(line for line in counted.splitlines() if line.endswith("in all"))
     yield "places that `plain_words` finds", total.split()[0]
-    tests: list[str] = []
-    for pattern, names in (("*.rs", RUST_TEST), ("*.py", PYTHON_TEST)):
-        for path in files(pattern):
-            tests += names.findall(path.read_text(encoding="utf-8"))
+    tests = [
+        name
+        for path in files("*.rs", "*.py")
+        for _, name in test_names(path, path.read_text(encoding="utf-8"))
+    ]
     long = sum(len(name) > MOST_NAME for name in tests)
     yield f"test names of more than {MOST_NAME} characters", f"{long} of {len(tests)}"
 

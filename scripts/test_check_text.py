@@ -55,6 +55,22 @@ class Lines(Repository):
         self.assertEqual(len(self.findings("a.rs", "\n" * 5 + f"// @generated\n{LONG}")), 1)
 
 
+class Names(Repository):
+    """The names of tests."""
+
+    def test_a_test_name_may_have_45_characters(self) -> None:
+        """Attributes and comments may precede a function in Rust; other functions are exempt."""
+        good, bad = "a" * 45, "a" * 46
+        found = f"the test name {bad} has 46 characters, but the maximum is 45"
+        rust = f"#[test]\nfn {good}() {{}}\n#[test]\n#[ignore]\n// Why.\nfn {bad}() {{}}\nfn {bad}x() {{}}\n"
+        self.assertEqual(self.findings("a.rs", rust), [f"6: {found}"])
+        asynchronous = f"#[tokio::test(start_paused = true)]\nasync fn {bad}() {{}}\n"
+        self.assertEqual(self.findings("a.rs", asynchronous), [f"2: {found}"])
+        python = f"def {bad}():\n    ...\n\n\ndef test_{bad[5:]}():\n    ...\n"
+        name = f"test_{bad[5:]}"
+        self.assertEqual(self.findings("a.py", python), [f"5: {found.replace(bad, name)}"])
+
+
 class Links(Repository):
     """Links of Markdown files."""
 

@@ -83,7 +83,7 @@ class Notes(unittest.TestCase):
         self.assertEqual(notes_for("v1.2.3", "1.2.3", CHANGELOG), "**Ranks**\n\n- They run.")
         self.assertEqual(notes_for("v1.2.1", "1.2.1", CHANGELOG), "- Old.")
 
-    def test_only_a_rehearsal_takes_what_is_unreleased(self) -> None:
+    def test_only_a_rehearsal_takes_unreleased_work(self) -> None:
         """If the version has no section yet."""
         self.assertEqual(notes_for(None, "2.0.0", CHANGELOG), "- What comes next.")
         with self.assertRaises(Refused) as caught:

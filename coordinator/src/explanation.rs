@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ranks_of_a_job_that_stands_still_are_shown() {
+    fn all_ranks_of_a_job_at_a_standstill_are_shown() {
         let sleeping = pb::Doing::Stopped;
         let ranks: Vec<_> = (0..4)
             .map(|it| {

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_ends_while_it_is_asked_is_silent() {
+    fn a_daemon_that_ends_while_asked_is_silent() {
         let socket = format!("@nearby-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&socket[1..]).unwrap();
         let listener = std::os::unix::net::UnixListener::bind_addr(&address).unwrap();

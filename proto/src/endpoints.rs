@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_take_turns_among_common_interfaces() {
+    fn connections_alternate_between_interfaces() {
         let here: Endpoints = "10.1.0.1:1,10.2.0.1:2,10.3.0.1:3".parse().unwrap();
         let there: Endpoints = "10.1.0.9:4,10.2.0.9:5".parse().unwrap();
         let pair = |number| {

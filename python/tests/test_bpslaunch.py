@@ -146,7 +146,7 @@ def test_wrong_variables_are_named(hosts: Hosts) -> None:
         assert "RANK" not in worker.text and "panicked" not in worker.text, worker.text
 
 
-def test_a_program_that_join_does_not_start_is_refused(tmp_path: Path) -> None:
+def test_a_program_not_started_by_join_is_refused(tmp_path: Path) -> None:
     needs_torch(2, 0, why="gradwire.torch needs PyTorch 2.0")
     variables = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": "0"}
     done = Tasks(tmp_path, variables).run([], RANK)

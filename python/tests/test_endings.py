@@ -478,7 +478,7 @@ def test_what_libraries_print_gets_into_no_socket(job: Job, closed: str) -> None
     assert done.returncode == 0, done.stdout
 
 
-def test_a_rank_interrupted_while_it_starts_operations(job: Job) -> None:
+def test_a_rank_interrupted_while_submitting(job: Job) -> None:
     """It can't know what the others wait for, so the next call ends the job on all ranks."""
     done = job(
         """

@@ -51,7 +51,7 @@ def test_a_loss_after_the_training_ends_nobody(job: Job) -> None:
     assert all("rank 1 " in line and "was killed by SIGKILL" in line for line in report), report
 
 
-def test_a_rank_that_leaves_a_training_is_reported(job: Job) -> None:
+def test_a_rank_that_leaves_is_reported(job: Job) -> None:
     done = job(TRAINING, ranks=3, options=["--min-np", "2"], LEAVES="1")
     assert done.returncode == 1, done.stdout
     [headline] = [line for line in done.stdout.splitlines() if "the job failed: " in line]
@@ -85,7 +85,7 @@ NEWCOMER = """
 """
 
 
-def test_a_newcomer_whose_errors_go_elsewhere_joins(job: Job) -> None:
+def test_a_newcomer_with_redirected_errors_joins(job: Job) -> None:
     done = job(NEWCOMER, hosts="127.0.0.1:3", options=["-np", "2", "--min-np", "1"])
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("END 2") == 2, done.stdout

@@ -241,7 +241,7 @@ def test_gradwire_run_uses_the_allocation(on_slurm: Tasks) -> None:
         assert f"RANK {rank} of 5 local {local} sum 15.0" in done.text, done.text
 
 
-def test_gradwire_run_under_slurm_names_a_killed_rank(on_slurm: Tasks) -> None:
+def test_a_killed_rank_under_slurm_is_named(on_slurm: Tasks) -> None:
     words = ["salloc", "--quiet", "-N2", "-n2", LAUNCHER, "run", "--"]
     done = on_slurm.run(words, ENDS, "os.kill(os.getpid(), 9)")
     assert done.code == 137, done.text

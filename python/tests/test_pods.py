@@ -175,7 +175,7 @@ def test_a_single_pod_names_the_rank_that_failed(
     assert done.code == code and says in done.text, done.text
 
 
-def test_a_program_that_is_not_started_by_join_is_refused(pods: Cluster) -> None:
+def test_a_program_without_join_is_refused(pods: Cluster) -> None:
     pods.manifest.command = ["python", "-c", PLACES]
     pod = pods.start(0)
     assert pod.wait() == 1 and "let the pod run: gradwire join -- PROGRAM" in pod.text, pod.text

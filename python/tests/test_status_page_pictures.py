@@ -65,7 +65,7 @@ def fits(value: Any, schema: dict[str, Any], defs: dict[str, Any]) -> None:
             fits(item, schema["properties"][key], defs)
 
 
-def test_the_invented_job_has_the_form_of_a_real_one() -> None:
+def test_the_invented_job_looks_like_a_real_one() -> None:
     schema = json.loads((ROOT / "docs" / "status.schema.json").read_text())
     for failed in (False, True):
         fits(invented_job.status(FEW, failed=failed), schema, schema["$defs"])

@@ -108,7 +108,7 @@ os.kill(child, signal.SIGKILL)
 """
 
 
-def test_a_checkpoint_is_written_before_others_end(job: Job) -> None:
+def test_a_checkpoint_precedes_the_others_end(job: Job) -> None:
     done = job(ASKED, hosts="127.0.0.1:2,127.0.0.2:1")
     assert done.returncode == 143, done.stdout
     assert done.stdout.count("SAVED") == 3 and done.stdout.count("SCRIPT 0") == 3, done.stdout

@@ -149,7 +149,7 @@ fn what_a_child_writes_stays_there() {
 }
 
 #[test]
-fn memory_of_the_next_daemon_is_the_childs_own_too() {
+fn memory_of_the_next_daemon_is_private_too() {
     let (first, second) = (Daemon::default(), Daemon::default());
     let arena = arena(&first);
     let blocks = [arena.allocate(BYTES as u64).unwrap(), adopted(&arena)];

@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_are_gone_when_their_processes_have_ended() {
+    fn tasks_are_gone_when_their_processes_are() {
         let mut tasks = Tasks::default();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         tasks.add(child.id());

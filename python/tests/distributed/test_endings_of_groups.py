@@ -115,7 +115,7 @@ dist.all_reduce(torch.ones(3))
     assert " has waited " not in done.stdout, done.stdout
 
 
-def test_a_rank_with_fewer_backward_passes_is_named(job: Job) -> None:
+def test_a_rank_with_fewer_backwards_is_named(job: Job) -> None:
     """PyTorch wraps the error in one of its own. The ranks that raise it are not at fault."""
     done = job(
         START

@@ -67,7 +67,7 @@ def test_all_ranks_end_with_the_sum_of_all_steps() -> None:
             assert torch.equal(each.data, torch.full_like(each, expected)), (counts, each)
 
 
-def test_a_rank_makes_steps_while_another_one_does_not() -> None:
+def test_a_rank_makes_steps_while_another_rests() -> None:
     weights = torch.nn.Parameter(torch.zeros(1000))
     optimizer = optimizer_of(weights)
     step(optimizer, 0.0)

@@ -227,7 +227,7 @@ def test_gradients_of_moves() -> None:
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_a_sparse_reduction_on_which_ranks_disagree() -> None:
+def test_ranks_disagree_on_a_sparse_reduction() -> None:
     op = hvd.Sum if hvd.rank() else hvd.Average
     with pytest.raises(hvd.Disagreement, match="the ranks disagree on op"):
         hvd.sparse_allreduce_async(torch.eye(3).to_sparse(), name="of two ops", op=op)()

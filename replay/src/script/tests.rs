@@ -132,7 +132,7 @@ fn the_end_of_a_record_says_why() {
 }
 
 #[test]
-fn an_operation_that_never_ended_gets_the_failure() {
+fn an_unfinished_operation_gets_the_failure() {
     let failure = Failure::new(FailureKind::WorkerLost, "rank 1 was killed");
     let calls = [of(2, 0, "b", Outcome::Open), call(1, 1, "a"), end(2, Why::Failed(failure))];
     let mut program = Program::of(calls);

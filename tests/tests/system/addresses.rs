@@ -68,7 +68,7 @@ fn a_busy_host_may_get_other_addresses() {
 
 /// The stream to the coordinator goes over another network, which works.
 #[test]
-fn the_network_of_the_data_may_get_another_address() {
+fn the_data_network_may_get_another_address() {
     let Some(pair) = Pair::new() else { return };
     pair.add_network("fast0");
     let launch = pair.launch().set("data.interface=fast0");

@@ -85,7 +85,7 @@ fn begun() -> [Node; 2] {
 }
 
 #[test]
-fn a_missing_rank_is_named_with_its_last_operation() {
+fn a_missing_rank_has_its_last_operation() {
     let nodes = begun();
     for (node, local) in [(0, 0), (0, 1), (1, 1)] {
         nodes[node].submits(local, 12 * S + u64::from(local), allreduce(2, "w.1"));

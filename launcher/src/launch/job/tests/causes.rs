@@ -171,7 +171,7 @@ fn a_rank_that_blames_another_is_no_cause() {
 
 /// The daemons of a further job report nothing to the launcher, but the other ranks know.
 #[test]
-fn a_rank_at_fault_in_a_further_job_gets_time_to_end() {
+fn a_rank_at_fault_in_a_later_job_gets_time() {
     let noticed = || {
         let mut job = running();
         let mut failure = Failure::new(FailureKind::WorkerLost, "it ends").host("a").rank(Rank(0));
@@ -274,7 +274,7 @@ fn the_cause_may_be_reported_late() {
 }
 
 #[test]
-fn the_exit_code_of_a_rank_that_gave_up_may_come_late() {
+fn an_exit_code_may_come_after_a_rank_gave_up() {
     for (gave_up, code) in [(true, 3), (false, 1)] {
         let mut job = running();
         let mut failure = Failure::new(FailureKind::WorkerLost, "it ends").host("a").rank(Rank(1));

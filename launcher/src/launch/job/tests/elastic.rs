@@ -150,7 +150,7 @@ fn a_host_that_others_do_not_reach_is_left_out() {
 }
 
 #[test]
-fn a_host_whose_daemon_does_not_start_is_left_out() {
+fn a_host_without_a_working_daemon_is_left_out() {
     let mut job = running(|_| {});
     lose_rank_2(&mut job);
     let mut at = 1600;
@@ -228,7 +228,7 @@ fn a_newcomer_that_starts_slowly_stops_nobody() {
 }
 
 #[test]
-fn an_epoch_that_a_rank_did_not_join_did_not_last() {
+fn an_epoch_that_a_rank_missed_did_not_last() {
     let mut job = running(|rules| (rules.min, rules.timeout) = (3, ms(20_000)));
     lose_rank_2(&mut job);
     for (worker, at) in (3..).zip([2000, 12_000, 22_000]) {
