@@ -62,8 +62,8 @@ class Names(Repository):
         """Attributes and comments may precede a function in Rust; other functions are exempt."""
         good, bad = "a" * 45, "a" * 46
         found = f"the test name {bad} has 46 characters, but the maximum is 45"
-        rust = [f"#[test]\nfn {good}() {{}}", "#[test]\n#[ignore]\n// Why.", f"fn {bad}() {{}}"]
-        rust = "\n".join([*rust, f"fn {bad}x() {{}}\n"])
+        lines = [f"#[test]\nfn {good}() {{}}", "#[test]\n#[ignore]\n// Why.", f"fn {bad}() {{}}"]
+        rust = "\n".join([*lines, f"fn {bad}x() {{}}\n"])
         self.assertEqual(self.findings("a.rs", rust), [f"6: {found}"])
         asynchronous = f"#[tokio::test(start_paused = true)]\nasync fn {bad}() {{}}\n"
         self.assertEqual(self.findings("a.rs", asynchronous), [f"2: {found}"])

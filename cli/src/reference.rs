@@ -33,9 +33,10 @@ data.lanes = 4                          # command line (internal)
 ```
 
 Settings come from the defaults, a TOML file (`--config` or `GRADWIRE_CONFIG`), the environment
-(`GRADWIRE_DATA__LANES=4`) and flags (`--set data.lanes=4`). Each source overrides the one before.
-Between defaults and file, [some variables of Horovod](horovod.md#variables) apply. An unknown key
-is an error, so the names of your own variables must not begin with `GRADWIRE_`.
+(`GRADWIRE_DATA__LANES=4`) and flags (`--set data.lanes=4`). Each source overrides the one before. A
+variable is the name in capitals, after `GRADWIRE_`, with `__` for a dot. Between defaults and file,
+[some variables of Horovod](horovod.md#variables) apply. An unknown key is an error, so the names of
+your own variables must not begin with `GRADWIRE_`.
 
 `gradwire config show` prints the settings that users change, and all that you set, with their
 origin. `--explain` adds meaning, unit, range and variable, `--all` the other settings, and `--json`
@@ -174,7 +175,7 @@ pub fn settings() -> String {
     ];
     for (title, audience, about) in groups {
         let _ = write!(text, "\n## {title}\n\n{about}");
-        text.push_str("| setting, variable | default | meaning |\n|---|---|---|\n");
+        text.push_str("| setting | default | meaning |\n|---|---|---|\n");
         for key in KEYS.iter().filter(|key| key.audience == audience) {
             setting(&mut text, key);
         }
@@ -184,16 +185,18 @@ pub fn settings() -> String {
 
 fn setting(text: &mut String, key: &Key) {
     let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
-    // The meanings of the others say what they take.
+    // The meanings of the others say what they take, and `--explain` prints the ranges of settings
+    // that users leave alone.
     let takes = match key.kind {
-        Kind::Number { .. } | Kind::NumberOrAuto { .. } | Kind::Bytes { .. } | Kind::Choice(_) => {
+        Kind::Number { .. } | Kind::NumberOrAuto { .. } | Kind::Bytes { .. } | Kind::Choice(_)
+            if key.audience == Audience::User =>
+        {
             let kind = key.kind.to_string();
             format!(" Takes {}.", kind.split(", such as").next().unwrap_or(&kind))
         }
         _ => String::new(),
     };
-    let (doc, variable) = (in_row(key.doc), key.variable());
-    let _ = writeln!(text, "| `{}`<br>`{variable}` | {default} | {doc}{takes} |", key.name);
+    let _ = writeln!(text, "| `{}` | {default} | {}{takes} |", key.name, in_row(key.doc));
 }
 
 /// A text in a cell of a table.
