@@ -134,7 +134,7 @@ pub fn translate(cli: &Command, words: Vec<OsString>) -> Result<Vec<OsString>, C
         };
         let is_letter = name.chars().count() == 1;
         let known = find(name).filter(|_| !is_letter || dashes == 1 || name == "n");
-        // An own option goes first; but a word of several letters after one dash is none.
+        // Own options go first, except for a known word of several letters after one dash.
         let is_word = dashes == 1 && !is_letter && known.is_some();
         if let Some(values) = own.values(text).filter(|_| !is_word) {
             done.push(word);

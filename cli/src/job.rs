@@ -80,8 +80,8 @@ pub fn prepare(
     Ok((loaded, hosts))
 }
 
-/// The hosts that a batch system has given to this job. One host alone is this one, and then -np
-/// says how many ranks it gets.
+/// The hosts that a batch system has given to this job. A single host is this machine, and -np, if
+/// given, says how many ranks it gets.
 fn of_allocation(np: Option<u32>) -> Result<Vec<Host>, CommandError> {
     let found = allocation::find(&environment())?;
     let Some(allocation) = found.filter(|it| it.hosts.len() > 1 || np.is_none()) else {
@@ -92,8 +92,8 @@ fn of_allocation(np: Option<u32>) -> Result<Vec<Host>, CommandError> {
     hosts::parse_list(&list).map_err(CommandError::usage)
 }
 
-/// The script that lists the hosts of an elastic job, and its first list: once that has enough
-/// slots for the fewest ranks of the job.
+/// The script that lists the hosts of an elastic job, and its first list with enough slots for the
+/// fewest ranks of the job and its spares.
 ///
 /// # Errors
 /// [`CommandError`] if the script fails, or lists too few slots until the time is over.

@@ -152,7 +152,7 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
     let (folder, caller) = (run.folder_of_caller.clone(), getppid());
     let ended = run_job(run);
     if let Some(folder) = folder.filter(|_| getppid() != caller) {
-        // If it is gone, too, nothing is left.
+        // If the folder is gone, too, nothing is left.
         let _ = fs::remove_dir_all(folder);
     }
     ended

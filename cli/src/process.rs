@@ -19,7 +19,7 @@ use rustix::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-/// Descriptors without which nothing can begin, so that whatever runs out of them later can say so.
+/// The fewest descriptors with which a command begins: if they run out later, it can still say so.
 const MIN_OPEN_FILES: u64 = 24;
 
 /// A runtime of one thread.

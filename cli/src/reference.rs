@@ -185,8 +185,8 @@ pub fn settings() -> String {
 
 fn setting(text: &mut String, key: &Key) {
     let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
-    // The meanings of the others say what they take, and `--explain` prints the ranges of settings
-    // that users leave alone.
+    // The meanings of other kinds say what they take, and `--explain` prints the ranges of settings
+    // that users rarely change.
     let takes = match key.kind {
         Kind::Number { .. } | Kind::NumberOrAuto { .. } | Kind::Bytes { .. } | Kind::Choice(_)
             if key.audience == Audience::User =>

@@ -50,7 +50,7 @@ pub struct RecordOptions {
 /// The record of a rank, unless `--record-bytes` says something else.
 const RECORD_BYTES: u64 = 1 << 30;
 
-/// The least that a record may have: its beginning and its end.
+/// The smallest limit of a record, with room for its beginning and its end.
 const LEAST_BYTES: u64 = 1 << 20;
 
 /// Ranks in an option: the first and the last of each range.

@@ -55,8 +55,8 @@ impl Role {
     pub fn run(self) -> Result<ExitCode, CommandError> {
         match self {
             Self::Agent => {
-                // One thread, the main one: the tie of a child's life is to the thread that
-                // started it.
+                // One thread, the main one: a child gets its death signal when the thread that
+                // started it ends.
                 let work = agent::run(tokio::io::stdin(), tokio::io::stdout());
                 let runtime = runtime()?;
                 let code = runtime.block_on(work);
@@ -72,7 +72,7 @@ impl Role {
                 runtime.shutdown_background();
                 ended.map(|()| ExitCode::SUCCESS).map_err(CommandError::failed)
             }
-            // One thread, for the same reason.
+            // One thread, for the same reason as an agent.
             Self::JoinService { task, session } => join::serve(task, session),
             Self::ExecChild { gently, parent, command } => match command.split_first() {
                 Some((program, args)) => {

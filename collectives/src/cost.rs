@@ -24,12 +24,12 @@
 //! short ones few.
 //!
 //! A message is streamed: the next hop begins when the first chunk has arrived. The bytes count
-//! once, on the busiest line (§1.0 of the algorithms' errata: of the ring 2(M−1)/M·S, of the double
-//! tree 2S, of recursive doubling S·⌈log2 M⌉). What h hops add depends on what the line does
-//! meanwhile. In a chain or a tree it waits until a chunk has arrived: h·(α + chunk·β). In a ring
-//! or an exchange all participants send from the beginning, so the line is busy: h·α (the pipeline
-//! fill of an algorithm's shape). The closed forms take microseconds for any number of nodes. They
-//! are tested against the simulator, which runs the schedules themselves.
+//! once, on the busiest line (of the ring 2(M−1)/M·S, of the double tree 2S, of recursive doubling
+//! S·log2 M for a power of two). What h hops add depends on what the line does meanwhile. In a
+//! chain or a tree it waits until a chunk has arrived: h·(α + chunk·β). In a ring or an exchange
+//! all participants send from the beginning, so the line is busy: h·α (the pipeline fill of an
+//! algorithm's shape). The closed forms take microseconds for any number of nodes. They are tested
+//! against the simulator, which runs the schedules themselves.
 
 mod model;
 

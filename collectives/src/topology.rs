@@ -210,8 +210,8 @@ impl Topology {
         &self.lines
     }
 
-    /// How many times as long a byte takes on the slowest line as on the median one (of two middle
-    /// ones, the faster).
+    /// The time of a byte on the slowest line, as a multiple of its time on the median line (of two
+    /// middle lines, the faster).
     pub(crate) fn slowest(&self) -> f64 {
         let mut lines = self.lines.clone();
         lines.sort_unstable();

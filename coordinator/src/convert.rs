@@ -150,7 +150,7 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
     Ok(Incoming::Event(event))
 }
 
-/// A call site for a table, in which its end says more than its begin (BOUND).
+/// A call site for a table, in which its end says more than its beginning (BOUND).
 fn call_site(text: &str) -> String {
     text::excerpt_around(text, text.chars().count(), MAX_SITE)
 }

@@ -120,7 +120,7 @@ impl Explaining {
     }
 }
 
-/// The wait of each tensor that is reported next, in milliseconds.
+/// For each tensor, the wait at which it is reported next, in milliseconds.
 #[derive(Debug, Default)]
 struct Reported(BTreeMap<(u32, String), u64>);
 

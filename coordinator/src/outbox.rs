@@ -132,7 +132,7 @@ impl<M: Message + Clone> Outbox<M> {
     /// an old count, which changes nothing.
     ///
     /// # Errors
-    /// [`ImpossibleCount`] if as many were not sent.
+    /// [`ImpossibleCount`] if fewer were sent.
     pub fn confirm(&self, received: u64) -> Result<(), ImpossibleCount> {
         let mut state = self.0.0.lock();
         if !state.numbered.remembers() {
@@ -150,8 +150,8 @@ impl<M: Message + Clone> Outbox<M> {
         self.0.0.lock().numbered.kept() == 0
     }
 
-    /// Takes over the messages of an `earlier` stream. The other end has `received` N of them.
-    /// Returns how many are sent again.
+    /// Takes over the messages of an `earlier` stream. The other end has received the first
+    /// `received` of them. Returns how many are sent again.
     ///
     /// # Errors
     /// [`ImpossibleCount`]; then nothing is sent again.

@@ -123,7 +123,7 @@ struct Session {
     /// Whether too many messages wait for it; then it gets only the last message of the job.
     overrun: bool,
     /// How many messages it has sent. They are counted here and not where they are read, so that
-    /// what an earlier stream has still brought counts exactly once (ONE).
+    /// the last messages of an earlier stream count exactly once (ONE).
     received: Received,
 }
 
@@ -293,7 +293,7 @@ impl Runtime {
                 self.confirm(connection, received);
             }
             Inbound::Trace { connection, batch } => {
-                // What comes from a stream that another one has replaced comes again.
+                // Messages of a replaced stream are sent again on the new one.
                 if self.count(connection) {
                     self.traces.give(&batch);
                 }
@@ -377,7 +377,7 @@ impl Runtime {
         reports.collect()
     }
 
-    /// Adds the latest reports to the history over time, which is looked at with heartbeats.
+    /// Adds the latest reports to the timeline, if it is time to. Called with each heartbeat.
     fn remember(&self) {
         let at = self.start.elapsed();
         let mut timeline = self.timeline.lock();

@@ -54,7 +54,7 @@ pub struct Point {
     pub resident_bytes: u64,
     /// The shared memory that ranks have handed over.
     pub shared_bytes: u64,
-    /// The share of the time in which the others waited for a rank, for those they waited for.
+    /// Each rank that others waited for, with the share of the time in which they did.
     pub waits: Vec<(u32, f32)>,
     /// The links with the most bytes.
     pub links: Vec<Link>,

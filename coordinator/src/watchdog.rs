@@ -72,9 +72,9 @@ pub(crate) struct Watchdog {
     limits: Limits,
     steps: BTreeMap<(u32, u32), u32>,
     times: VecDeque<Duration>,
-    /// When a rank made a step or was paused, last.
+    /// When a rank last made a step or was paused.
     moved: Option<Duration>,
-    /// How long the job stands still when it is reported next.
+    /// How long a standstill lasts when it is reported next.
     next: Option<Duration>,
 }
 

@@ -31,7 +31,7 @@ pub struct DaemonConfig {
     pub(crate) address: IpAddr,
     /// Where it listens for other nodes: on one address of each interface that it uses.
     pub(crate) data_listen: Vec<SocketAddr>,
-    /// How it finds other addresses if this host loses these; `None` if they were set, or if others
+    /// How to find other addresses if this host loses these; `None` if they were set, or if others
     /// reach this host at an address that it does not have itself, as behind a NAT.
     pub(crate) data_choice: Option<Choice>,
     /// The process that has started this one.
@@ -53,7 +53,7 @@ pub struct DaemonConfig {
     pub(crate) grace: Duration,
     /// How long a data connection may take, with its handshake.
     pub(crate) connect_timeout: Duration,
-    /// How long data that is waited for may stand still.
+    /// How long a piece may go without progress.
     pub(crate) progress_timeout: Duration,
     /// How long a broken data connection may be missing; `None` if the job fails when it was used.
     pub(crate) recovery: Option<Duration>,
@@ -73,13 +73,13 @@ pub struct DaemonConfig {
     pub(crate) spin: Duration,
     pub(crate) max_in_flight: u32,
     pub(crate) stall_warning: Duration,
-    /// The wait for local ranks that ends the job; zero: none does.
+    /// The wait for local ranks after which the job ends; zero: never.
     pub(crate) stall_shutdown: Duration,
     /// The rate of this host's line in Mbit/s, if it was set.
     pub(crate) line_rate: Option<u32>,
     /// Every step with a multiple of this number is recorded; 0: none.
     pub(crate) sample_steps: u64,
-    /// Where the flight recording is saved, if it is.
+    /// The folder for the flight recording, if it is saved.
     pub(crate) recorder_directory: Option<PathBuf>,
 }
 

@@ -190,7 +190,7 @@ impl Daemon {
         })
     }
 
-    /// What the user should know is passed on like this. Otherwise it is only logged.
+    /// Passes what the user should know to `warn`. By default it is only logged.
     #[must_use]
     pub fn with_warnings(mut self, warn: fn(&str)) -> Self {
         self.warn = warn;

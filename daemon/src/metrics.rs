@@ -179,10 +179,8 @@ impl RankMetrics {
     }
 }
 
-/// How many pieces all lanes are exchanging.
 static PIECES: AtomicU64 = AtomicU64::new(0);
 
-/// How many operations are complete on this node.
 static OPERATIONS: AtomicU64 = AtomicU64::new(0);
 
 /// How many operations are complete on this node.

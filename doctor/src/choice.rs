@@ -9,8 +9,8 @@ use crate::facts::{Facts, Offer, Purpose};
 pub struct Unreached {
     /// Its position among the hosts.
     pub host: usize,
-    /// The hosts that reach it by no interface, or, if there are none, those that don't all reach
-    /// it by the same one.
+    /// The hosts that reach it by no interface. If there are none: all other hosts, which have no
+    /// such interface in common.
     pub from: Vec<usize>,
 }
 
@@ -46,8 +46,8 @@ fn interface(facts: &Facts, host: usize) -> Result<Option<&Offer>, Vec<usize>> {
     if others.is_empty() || own.is_some_and(|own| own.is_loopback()) {
         return Ok(None);
     }
-    // An address that several hosts have, such as that of a bridge for containers, reaches none of
-    // them from the others.
+    // If several hosts have the same address, such as that of a bridge for containers, none of them
+    // reaches another one by it.
     let is_shared = |offer: &Offer| {
         let hosts = others.iter().filter_map(|other| facts.hosts[*other].facts.as_ref().ok());
         let mut all = hosts.flat_map(|other| &other.offers);

@@ -90,7 +90,7 @@ unsafe fn computed<E: Element, D: Element<Number = E::Number>>(level: Level, job
 }
 
 impl Job<'_> {
-    /// The same job on elements of another type, `each` of them for each of these.
+    /// The same job on elements of another type: `each` of them stand for one element.
     fn as_type(self, dtype: DType, each: usize) -> Self {
         Self {
             combine: Combine { dtype, ..self.combine },

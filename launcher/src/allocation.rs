@@ -66,7 +66,7 @@ impl Allocation {
     }
 }
 
-/// Slurm says the most tasks of each host, and how many there are in all: the last hosts may have
+/// Slurm gives the maximum number of tasks of each host, and the total: the last hosts may have
 /// fewer.
 fn of_slurm(list: &str, tasks: Option<&str>, mut all: u32) -> Option<Hosts> {
     let names = slurm::hosts(list)?;

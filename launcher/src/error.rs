@@ -13,7 +13,7 @@ pub fn print_line(line: impl fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// A hint for an error because the system refused a process, a pipe or memory.
+/// The hint for an error, if the system refused a process, a pipe or memory.
 pub fn limits_hint(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::MFILE => Some("raise the limit of open files (ulimit -n)"),

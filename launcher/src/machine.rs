@@ -24,7 +24,7 @@ impl Machine {
         Self { gpus: gpus as u32, cores: cores as u32 }
     }
 
-    /// How many ranks it gets if nobody says it, as torchrun counts.
+    /// The number of ranks if none is given, as torchrun counts.
     pub(crate) fn ranks(self) -> u32 {
         if self.gpus > 0 { self.gpus } else { self.cores }
     }

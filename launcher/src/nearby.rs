@@ -75,7 +75,7 @@ pub enum AskError {
     /// It does not answer, or not as a daemon.
     #[error("it does not answer: {0}")]
     Silent(String),
-    /// It does not show that.
+    /// It refuses the request.
     #[error("{0}")]
     Refused(Failure),
 }

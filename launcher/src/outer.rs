@@ -17,7 +17,7 @@ const OF_USERS: [&str; 5] = [
 /// The variable with the file in which a program of PyTorch describes its uncaught error.
 pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
-/// What a launcher tells ranks with the names of others.
+/// The variables of other launchers that a launcher sets for its ranks.
 const PLACES: [&str; 19] = [
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
@@ -40,7 +40,7 @@ const PLACES: [&str; 19] = [
     "MASTER_PORT",
 ];
 
-/// A setting that the launcher of an elastic job makes for each of its processes.
+/// A setting that the launcher of an elastic job sets for each of its processes.
 const ELASTIC_TIMEOUT: &str = "GRADWIRE_ELASTIC__TIMEOUT_MS";
 
 /// The variables that describe the job of this process; `has` says whether one is set.

@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How long killed processes may take to vanish; one in an uninterruptible wait takes longer.
 const KILLED: Duration = Duration::from_secs(2);
 
-/// The same in a destructor, which blocks its thread.
+/// The interval between such checks in a destructor, which blocks its thread.
 const KILLED_LOOK: Duration = Duration::from_millis(1);
 
 /// Makes this process the parent of its orphaned descendants.
@@ -90,8 +90,7 @@ fn is_own(entry: &Stat, own: &BTreeSet<u32>) -> bool {
 
 /// Asks all descendants to end and waits until none is alive or the grace period is over. `own` are
 /// our running children. Each is asked as by [`ask`], and its whole group once the rank in it has
-/// ended. Orphans are asked one by one, once. Other descendants have a parent, which
-/// ends them.
+/// ended. Each orphan is asked once. Other descendants have a parent, which ends them.
 pub async fn ask_all_to_end(own: &BTreeSet<u32>, grace: Duration) {
     let deadline = Instant::now() + grace;
     let mut asked: BTreeSet<i32> = BTreeSet::new();

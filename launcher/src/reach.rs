@@ -76,7 +76,7 @@ fn own_path(settings: &Settings, by_slurm: bool) -> Option<String> {
     let launch = &settings.launch;
     let is_ssh = by_slurm || Path::new(&launch.ssh).file_name() == Some("ssh".as_ref());
     let own = std::env::current_exe().ok()?.into_os_string().into_string().ok()?;
-    // Others would have to be quoted for two shells.
+    // Other paths would have to be quoted for two shells.
     let is_plain = own.bytes().all(|b| b.is_ascii_alphanumeric() || b"/-_.+".contains(&b));
     (is_ssh && is_plain && launch.remote_gradwire == "gradwire").then_some(own)
 }

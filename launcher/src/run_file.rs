@@ -149,7 +149,7 @@ impl RunFile {
     }
 
     fn create_in(folder: &Path, job: &RunningJob) -> io::Result<Self> {
-        // A launcher that was killed left its file (CLEAN). Only that is wanted here.
+        // Removes the files of launchers that were killed (CLEAN). The list is not needed.
         let _ = running_in(folder);
         let path = path_in(folder, &job.job);
         let text = content(job)?;

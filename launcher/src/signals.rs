@@ -30,7 +30,7 @@ pub fn suspend() -> io::Result<()> {
 
 /// Makes this process independent of what its starter does with two signals. A starter that ignores
 /// SIGCHLD passes that on, and then the system does not say how children end. A limit of file sizes
-/// sends SIGXFSZ, which ends a process without a word; afterwards, it is an error of the write.
+/// sends SIGXFSZ, which ends a process silently; with a handler, the write fails instead.
 ///
 /// # Errors
 /// The error of the system.

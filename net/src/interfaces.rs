@@ -118,7 +118,7 @@ enum Choice {
     OneOf(Vec<Entry>),
     /// One interface that fits none of these entries.
     NoneOf(Vec<Entry>),
-    /// The interfaces of the first group of which every entry fits one.
+    /// The interfaces of the first group in which every entry fits an interface.
     Groups(Vec<Vec<Entry>>),
 }
 
@@ -145,7 +145,7 @@ impl Choice {
         Ok(if is_excluding { Self::NoneOf(entries) } else { Self::OneOf(entries) })
     }
 
-    /// The same for NCCL's list: of prefixes, or after `=` of names.
+    /// Reads NCCL's list of prefixes, or of names after `=`.
     fn of_nccl(text: &str) -> Result<Self, String> {
         let (not, list) = match text.trim().strip_prefix('^') {
             Some(rest) => ("^", rest),
@@ -198,8 +198,8 @@ fn group(text: &str) -> Result<Vec<Entry>, String> {
     named.into_iter().map(Entry::parse).collect()
 }
 
-/// The best of the addresses that fit: `own` if that does. Otherwise the first; one of its family,
-/// if there is one, and one beyond this host, unless a loopback address was named.
+/// The best of the addresses that fit: `own`, if it fits. Otherwise the first that other hosts can
+/// use, preferably of the same family as `own`; or else a loopback address, if one was named.
 fn best(fitting: &[&Interface], own: IpAddr, may_be_loopback: bool) -> Option<IpAddr> {
     if fitting.iter().any(|one| one.address == own) {
         return Some(own);
@@ -211,7 +211,8 @@ fn best(fitting: &[&Interface], own: IpAddr, may_be_loopback: bool) -> Option<Ip
     usable.or_else(loopback).map(|one| one.address)
 }
 
-/// Whether other hosts can use an address as it is; those of a link need the name of an interface.
+/// Whether other hosts can use an address as it is; link-local addresses also need the name of an
+/// interface.
 fn is_usable(address: IpAddr) -> bool {
     let is_link_local = match address {
         IpAddr::V4(address) => address.is_link_local(),

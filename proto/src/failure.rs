@@ -98,7 +98,7 @@ pub struct Details {
     pub lines: Vec<String>,
     /// The line of the program that submitted the operation; may be empty.
     pub site: String,
-    /// Whether a signal has ended the process of the rank. What others do does not cause that.
+    /// Whether a signal has ended the process of the rank. Other ranks do not cause that.
     #[serde(default)]
     pub killed: bool,
     /// Whether the rank has said that it is ending. How its process ends says more.
@@ -191,7 +191,7 @@ impl Failure {
     }
 
     /// Whether an elastic job can go on without the part that failed: a process, a host or a
-    /// connection is lost. What the program itself did wrong would fail in the same way again.
+    /// connection is lost. An error of the program would occur again.
     pub fn is_recoverable(&self) -> bool {
         match self.kind {
             FailureKind::WorkerLost

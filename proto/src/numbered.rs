@@ -48,7 +48,7 @@ pub struct Sent<M> {
     confirmed: u64,
     /// How many of `messages` were sent on the current stream.
     sent: usize,
-    /// Otherwise a message is forgotten when it is sent.
+    /// Whether messages are kept until they have arrived.
     remembers: bool,
 }
 

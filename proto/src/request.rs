@@ -35,8 +35,8 @@ pub struct Request {
     /// Alltoall: the number of rows for each member of the process set, in rank order; empty for an
     /// even split. Scatter: the same, at the root. Send and receive: the receiver. Adding a process
     /// set: its ranks, ascending. Removing one: its number, then [`Request::GIVE_UP`] if operations
-    /// that wait in it are given up. Allreduce: the elements of the whole, if this is the first of
-    /// several that reduce it. Otherwise empty.
+    /// that wait in it are given up. Allreduce: the number of elements of the whole tensor, if this
+    /// is the first of several requests that reduce it. Otherwise empty.
     pub list: Vec<u64>,
     /// The further tensors of a group. All tensors of a group succeed, or none.
     pub more: Vec<Part>,

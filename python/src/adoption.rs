@@ -60,7 +60,7 @@ impl Adoption {
             return Err(PythonError::invalid(text).raise(py));
         };
         let moved = py.detach(|| {
-            // All of it, and not only the pointers, which are bound to this thread.
+            // Captures each `Address` as a whole: the pointer in it is not `Send`.
             let (Address(start), Address(contents)) = (start, { contents });
             // SAFETY: the number is not -1. `gradwire.torch` owns the descriptor and the memory,
             // which PyTorch has just made, and an operation owns the contents: nothing else may use

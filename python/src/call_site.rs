@@ -1,9 +1,9 @@
 //! Finds the line of the program that calls: the innermost Python frame outside of Gradwire, the
 //! frameworks and the standard library.
 //!
-//! Every operation needs this, so each code object is looked at once. The table keeps the code
-//! objects that it knows alive, so that no other one gets the address of one of them. It starts
-//! over if a program makes too many of them (BOUND).
+//! Every operation needs this, so each code object is looked at once. The table keeps its code
+//! objects alive, so that no new code object gets one of their addresses. It starts over if a
+//! program makes too many of them (BOUND).
 
 use std::{
     collections::HashMap,

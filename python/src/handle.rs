@@ -18,7 +18,7 @@ use crate::{buffer::Buffer, error::PythonError, process_set, stuck::PatientThrea
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// How many slices of a wait without a limit pass before the first look whether the whole process
-/// is stuck. Then each slice ends with one.
+/// is stuck. After that, each slice ends with such a look.
 const SLICES_BEFORE_LOOK: u32 = 5;
 
 /// The result of an operation.

@@ -17,8 +17,8 @@ use crate::{
     handle::SLICE,
 };
 
-/// Runs a call on another thread, while this one checks for signals. If one of them raises an
-/// exception, sets the call's flag, which cancels it.
+/// Runs a call on another thread, while this one checks for signals. If a signal's handler raises
+/// an exception, sets the flag that cancels the call.
 pub(crate) fn run<R: Send + 'static>(
     py: Python<'_>,
     name: &str,

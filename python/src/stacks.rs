@@ -31,7 +31,7 @@ const LOCK: Duration = Duration::from_millis(400);
 /// How long it may take to show a report.
 const SHOW: Duration = Duration::from_secs(2);
 
-/// The pause between two looks whether it has.
+/// The pause between two looks whether it has shown the report.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The requests for the thread.

@@ -1,4 +1,4 @@
-//! Runs one recorded rank alone: without other ranks, network and daemons, as often as one likes.
+//! Runs one recorded rank alone: without other ranks, network and daemons, any number of times.
 //!
 //! A training process attaches to a daemon, submits operations and gets results. Here the daemon is
 //! `serve.rs`: it speaks the same protocol over the same shared memory, and takes each result from

@@ -1,9 +1,9 @@
 //! Which recorded call a call of the program is. Pure.
 //!
-//! A call has the result of the recorded call with the same process set and name; if a name comes
-//! several times, of the first one that was not made yet. Threads may take turns in another way
-//! than in the recorded job, so the order of different names is checked for each thread only. A
-//! call behind a gate may come later than those after it, but its number is not later.
+//! A call has the result of the recorded call with the same process set and name: the first that
+//! was not made yet, if there are several. Threads may take turns in another way than in the
+//! recorded job, so the order of different names is checked only within each thread. A call behind
+//! a gate may arrive after calls with larger numbers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -40,7 +40,7 @@ const MAX_IN_FLIGHT: u32 = 1 << 20;
 /// How long a process may take to prove who it is.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// How long it may take to tell its place when a call differs.
+/// How long a process may take to tell its place when a call differs.
 const PLACE: Duration = Duration::from_secs(3);
 
 /// How often the end of the program is looked for.
@@ -328,7 +328,7 @@ impl Rank {
         true
     }
 
-    /// The process may be unable to tell its place.
+    /// Reports a call that differs without its place, which the process may be unable to tell.
     fn look_at_time(&mut self) {
         if let Some((text, _)) = self.differs.take_if(|(_, until)| Instant::now() >= *until) {
             self.say_differs(&text, &[]);

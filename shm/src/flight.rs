@@ -22,7 +22,7 @@ use gradwire_trace::flight::{Flight, Image, words};
 
 use crate::segment::{HugePages, Segment, SegmentError};
 
-/// The begin of the name of the memory. The job's id follows.
+/// The beginning of the name of the memory. The job's id follows.
 const NAME: &str = "gradwire-flight-";
 
 /// The end of the name of a file.

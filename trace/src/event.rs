@@ -75,7 +75,7 @@ impl Kind {
 pub struct Event {
     /// What.
     pub kind: Kind,
-    /// Its begin, in nanoseconds of the monotonic clock.
+    /// When it began, in nanoseconds of the monotonic clock.
     pub at_ns: u64,
     /// How long it took.
     pub duration_ns: u64,

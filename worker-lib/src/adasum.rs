@@ -40,8 +40,8 @@ fn report(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
     numbers
 }
 
-/// Checks that all members took part, with tensors of the same type and shape; otherwise all that
-/// took part get this failure.
+/// Checks that all members took part, with tensors of the same type and shape; otherwise all ranks
+/// that took part get this failure.
 fn agree(all: &[[u64; NUMBERS]], members: &[u32]) -> Result<(), Failure> {
     let is_absent = |rank: u32| !all.iter().any(|[number, ..]| *number == u64::from(rank));
     if let Some(rank) = members.iter().find(|rank| is_absent(**rank)) {
@@ -103,7 +103,7 @@ impl Session {
             self.exchange(parts.counts("shapes"), report(self.rank(), dtype, memory.shape()))?;
         agree(&all, parts.set.ranks()).map_err(|failure| parts.named(failure))?;
         let members = parts.set.len();
-        // All tensors are split in the same way, so this rank gets as many elements of each.
+        // All tensors are split in the same way, so this rank's shares have the same size.
         let share = |at: usize| agreed::share(elements, members, at);
         let flat = Request::plain(Collective::Alltoall, dtype, Shape::new(&[elements])?);
         let request = Request { list: (0..members).map(share).collect(), ..flat };

@@ -1,8 +1,8 @@
 //! Memory of the program that operations use without a copy. The functions that turn an address
 //! into memory are unsafe; nothing else here is.
 //!
-//! Making the shared memory takes longer than moving there, because the kernel clears each page. It
-//! does not touch the program's memory, so a thread of its own does it while the program goes on.
+//! Making the shared memory takes longer than moving memory there, because the kernel clears each
+//! page. It does not touch the program's memory, so a separate thread does it meanwhile.
 
 use std::{os::fd::BorrowedFd, ptr::NonNull, sync::mpsc};
 
@@ -24,12 +24,12 @@ pub struct Adoption(arena::Adoption);
 
 impl Adoption {
     /// The second part of [`Session::adopt`]: moves memory of the program here, which must have the
-    /// same size. It gets a copy of `contents`, an address of as many bytes: of other memory, or
-    /// its own. This takes as long as a copy, and does not wait for anything.
+    /// same size. It gets a copy of the bytes at `contents`, which may be its own address. This
+    /// takes as long as a copy, and does not wait for anything.
     ///
     /// # Errors
-    /// [`GradwireError::Arena`] if it is not exactly the mapping of the file `fd`, or if it is
-    /// shared with this session already. The memory is unchanged.
+    /// [`GradwireError::Arena`] if the memory is not exactly the mapping of the file `fd`, or if it
+    /// is shared with this session already. The memory is unchanged.
     ///
     /// # Safety
     /// As for [`Session::adopt`]. Nobody writes to the contents during the call.
@@ -98,9 +98,9 @@ impl Session {
     /// dropped.
     ///
     /// # Errors
-    /// [`GradwireError`] if it is not such a mapping, if it is shared with this session already, if
-    /// memory can't be allocated, if the daemon can't use it, or if there are too many adopted
-    /// buffers ([`Session::may_adopt`]). The memory is unchanged in any case.
+    /// [`GradwireError`] if the memory is not such a mapping, if it is shared with this session
+    /// already, if shared memory can't be allocated, if the daemon can't use it, or if there are
+    /// too many adopted buffers ([`Session::may_adopt`]). The memory is unchanged in any case.
     ///
     /// # Safety
     /// - Nobody writes to the memory during the call, nor uses `fd` or the file behind it. The same
@@ -108,8 +108,8 @@ impl Session {
     /// - While an operation on the buffer or a part of it is in flight, or its address is
     ///   dereferenced, the addresses stay mapped and belong to nobody else. An `owner` that unmaps
     ///   them on drop ensures this.
-    /// - An operation writes to the memory like a thread of this process: meanwhile there is no
-    ///   reference to it, nor a reference that must not change while it is only read.
+    /// - An operation accesses the memory like another thread of this process: while it writes, no
+    ///   reference to the memory exists; while it only reads, no mutable reference exists.
     pub unsafe fn adopt(
         &self,
         start: NonNull<u8>,

@@ -24,7 +24,7 @@ impl Background {
             let run = move || tasks.into_iter().for_each(|task| task());
             *thread = watch::spawn(NAME, run).ok().map(|_| sender);
         }
-        // Without a thread, the caller does it itself.
+        // Without a thread, the caller runs the task itself.
         match &*thread {
             Some(sender) => sender.send(task).unwrap_or_else(|mpsc::SendError(task)| task()),
             None => task(),

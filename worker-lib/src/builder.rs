@@ -67,10 +67,10 @@ impl Session {
     /// or `mpirun` joins the job of all their tasks, if the program `gradwire` is in PATH.
     ///
     /// # Errors
-    /// [`GradwireError::NotLaunched`] if they are not set, and the process may go on alone. An
-    /// error for another variable if that shows that another starter has started several tasks
-    /// ([`crate::starters`]), or [`GradwireError::Settings`] if they can't form a job. Otherwise as
-    /// for [`SessionBuilder::attach`].
+    /// [`GradwireError::NotLaunched`] if these variables are not set and the process may go on
+    /// alone. An error for another variable if it shows that another starter has started several
+    /// tasks ([`crate::starters`]), or [`GradwireError::Settings`] if these tasks can't form a job.
+    /// Otherwise as for [`SessionBuilder::attach`].
     #[track_caller]
     pub fn from_env() -> Result<Self> {
         Self::builder_from_env()?.attach()
@@ -260,7 +260,7 @@ impl SessionBuilder {
         };
         if let Some((file, limit)) = record {
             let recorder = session_record::Recorder::start(file, &launch, &world, limit)?;
-            // It is the first one.
+            // No other recorder was set before.
             let _ = shared.recorder.set(recorder);
         }
         let (job, tuning) = (launch.job.clone(), launch.tuning.clone());

@@ -86,7 +86,7 @@ impl Table {
     }
 }
 
-/// A text of one line with a limited length (BOUND). Its end says more than its begin.
+/// A text of one line with a limited length (BOUND). The end is kept: it says most.
 fn limited(text: &str) -> String {
     let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     if text.len() <= MAX_CALL_SITE_BYTES {
@@ -101,7 +101,7 @@ impl CallSite {
     pub const UNKNOWN: Self = Self(0);
 
     /// The call site with this text, such as `train.py:12 in step`. A text of more than 256 bytes
-    /// loses its begin.
+    /// loses its beginning.
     pub fn new(text: &str) -> Self {
         let text = limited(text);
         TABLE.lock().number(&text)

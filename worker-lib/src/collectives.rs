@@ -343,8 +343,8 @@ impl Session {
 
     /// Waits for an operation.
     pub(crate) fn finish(&self, started: Started) -> Result<Finished> {
-        // Code of the program may run and panic in the wait: that of the owner of another buffer.
-        // The daemon still has the tensor that the caller has borrowed.
+        // The wait may drop the owner of another buffer, which runs code of the program and may
+        // panic. The daemon still has the tensor that the caller has borrowed.
         let membership = &started.membership;
         let unwinding = Unwinding::new(&membership.shared, &started.name);
         let outcome = membership.shared.wait(started.ticket, self.deadline());

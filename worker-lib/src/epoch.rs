@@ -38,7 +38,7 @@ pub(crate) struct Membership {
     pub(crate) sets: Mutex<ProcessSets>,
     /// In an elastic job, once the ranks know each other: the workers, by rank.
     pub(crate) workers: OnceLock<Vec<u32>>,
-    /// Then also a port of rank 0's host for other libraries.
+    /// A port of rank 0's host for other libraries; known at the same time.
     pub(crate) meeting_port: OnceLock<u16>,
     threads: Mutex<Option<Threads>>,
 }

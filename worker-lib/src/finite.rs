@@ -18,8 +18,8 @@ pub(crate) fn has_nan(dtype: DType) -> bool {
     not_finite_bits(dtype, 0).is_some()
 }
 
-/// How an element of a type that may be NaN or infinite is recognised: whether these bits are so,
-/// and whether they are NaN. `None` for all other types. The numbers of a complex one count alone.
+/// Whether these bits are a NaN or an infinite value, and whether they are a NaN. `None` for types
+/// without such values. The two numbers of a complex element are looked at separately.
 fn not_finite_bits(dtype: DType, bits: u64) -> Option<(bool, bool)> {
     let (exponent, fraction) = match dtype {
         DType::F32 | DType::C64 => (0xff << 23, (1 << 23) - 1),

@@ -29,8 +29,8 @@ pub struct VoteId {
 pub struct Answer {
     /// The vote.
     pub vote: VoteId,
-    /// The epoch in which the rank learned it. A conclusion of a later epoch replaces what a rank
-    /// has heard that was not there.
+    /// The epoch in which the rank learned it. The conclusion of a later epoch replaces the answer
+    /// of a rank that was not in that epoch.
     pub since: u64,
     /// The answer.
     pub yes: bool,
@@ -56,7 +56,7 @@ pub struct Hello {
     pub last: u64,
     /// The last epoch that has formed on it; 0 for none.
     pub formed: u64,
-    /// It came to ranks that had been there before, and no vote that it took part in has ended yet.
+    /// It came later than other ranks, and no vote in which it took part has ended yet.
     pub lacks_state: bool,
     /// The vote that it waited for when its epoch ended.
     pub asked: Option<VoteId>,
@@ -77,7 +77,7 @@ pub struct Formation {
     pub sets: Vec<KnownSet>,
     /// The answers that the ranks know, in the order of the votes and of when they were learned.
     answers: Vec<Answer>,
-    /// The last epoch before this one in which any of the ranks was, and that any has formed.
+    /// The last earlier epoch in which any of the ranks was, and the last that formed on a rank.
     last: u64,
     formed: u64,
 }
@@ -110,9 +110,9 @@ impl Formation {
         Ok(all)
     }
 
-    /// How a vote ended that some rank waits for (VOTE).
+    /// The result of a vote for which some rank waits (VOTE).
     pub fn outcome(&self, vote: VoteId) -> bool {
-        // In the order of what was learned last.
+        // The answer that was learned last counts.
         self.answers.iter().rfind(|answer| answer.vote == vote).is_some_and(|answer| answer.yes)
     }
 
@@ -128,7 +128,7 @@ impl Formation {
         hello.lacks_state || hello.last < self.last || came_later
     }
 
-    /// A member of a set that is not there any more.
+    /// A member of this set that is not in the world any more.
     pub fn missing(&self, set: &KnownSet) -> Option<u32> {
         set.workers.iter().copied().find(|worker| !self.workers.contains(worker))
     }
@@ -194,8 +194,8 @@ impl Past {
         self.last = epoch;
     }
 
-    /// An epoch has formed, to which this rank said `hello`. Returns how the vote ended that it
-    /// waited for.
+    /// An epoch has formed, to which this rank said `hello`. Returns the result of the vote for
+    /// which it waited.
     pub fn form(&mut self, epoch: u64, formation: &Formation, hello: &Hello) -> Option<bool> {
         let outcome = hello.asked.map(|vote| formation.outcome(vote));
         self.answer = formation.answer(hello.asked, epoch);

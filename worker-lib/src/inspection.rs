@@ -23,7 +23,7 @@ pub(crate) struct Inspection {
 
 impl Inspection {
     /// The inspection of an operation; `None` if there is nothing to look at: the check is off, or
-    /// the collective's tensor may be a place for the result.
+    /// the tensor of the collective may be only a place for the result.
     pub(crate) fn of(
         when: CheckFinite,
         rank: u32,

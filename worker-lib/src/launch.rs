@@ -34,7 +34,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// The number that a process proves to be.
+    /// The number in the proof of a process.
     pub(crate) fn number(self) -> u32 {
         let (Self::LocalRank(number) | Self::Worker(number)) = self;
         number
@@ -49,7 +49,7 @@ impl Place {
     }
 }
 
-/// That the rank is to be recorded ([`crate::record`]).
+/// The record that is wanted of the rank ([`crate::record`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recording {
     /// The folder of its record, which is made.

@@ -60,7 +60,7 @@ impl World {
     fn check(wire: pb::Attached, place: Place) -> Result<Self> {
         let is_asked = match place {
             Place::LocalRank(asked) => wire.local_rank == asked,
-            // The daemon knows its order.
+            // The daemon chooses its local rank.
             Place::Worker(_) => true,
         };
         let orderly = wire.rank < wire.size
@@ -290,7 +290,7 @@ pub(crate) fn attach(
     cancelled: &dyn Fn() -> bool,
 ) -> Result<Option<Attachment>> {
     let job = launch.job.as_str();
-    // What it proves also covers the number of a worker.
+    // In an elastic job, the proof covers the number of the worker.
     let local_rank = launch.place.number();
     let claim = Claim::Attach { challenge: &nonce, job, local_rank };
     let attach = pb::Attach {

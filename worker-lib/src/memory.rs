@@ -51,7 +51,7 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    /// Separates memory from the daemon: its later writes don't reach it.
+    /// Separates memory from the daemon, whose later writes don't reach it.
     ///
     /// # Errors
     /// If the kernel refuses; then the daemon may still write to it.
@@ -142,7 +142,7 @@ impl Memory {
         arena.owns(&self.block)
     }
 
-    /// Whether no daemon will have it any more: it could not move to that of the current epoch.
+    /// Whether it is retired: it could not move to the daemon of the current epoch.
     pub(crate) fn is_retired(&self) -> bool {
         self.block.is_retired()
     }

@@ -26,8 +26,8 @@ use gradwire_proto::ProcessSetId;
 /// unnamed operation may be refused because its name is in flight.
 pub const MAX_HELD: u32 = 1024;
 
-/// The number of names for the unnamed operations of a kind: more than may be behind gates, and so
-/// many that calls seldom wait for a name.
+/// The number of names for the unnamed operations of a kind: more than may be behind gates, and
+/// enough that calls seldom wait for a name.
 pub(crate) const UNNAMED: u64 = 4096 + MAX_HELD as u64 + 1;
 
 /// The most messages with one tag that may be in flight between two ranks.

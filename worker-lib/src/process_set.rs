@@ -199,7 +199,7 @@ impl ProcessSets {
     }
 
     /// The sets of the next epoch, in which rank `rank` of `size` is this one. `back` are those
-    /// that come back, with their new numbers. The program's values are used again.
+    /// that come back, with their new numbers. Each [`ProcessSet`] of the program is updated.
     pub(crate) fn renewed(
         &self,
         (size, rank): (u32, u32),

@@ -4,7 +4,7 @@
 //! When all ranks have agreed, the daemon reports the sizes of the results. The operation runs once
 //! every local rank has answered with their places. The thread `gw-results` allocates the memory.
 //! The watcher can't do that: an arena that grows waits for the daemon's receipt, which the watcher
-//! receives. When it has nothing else to do, it gives unused memory back to the system.
+//! receives. When `gw-results` has nothing else to do, it gives unused memory back to the system.
 
 use std::{
     sync::mpsc::{self, RecvTimeoutError},

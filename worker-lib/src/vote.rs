@@ -48,7 +48,7 @@ impl Session {
         });
         let vote = shared.noted(vote)?;
         session.start_vote(yes, vote).inspect_err(|error| {
-            // After a loss, a rank that never took part asks for the result all the same.
+            // After a loss, a rank whose vote did not start also asks for the result.
             if !error.is_recoverable() {
                 self.past().withdraw(vote);
             }

@@ -90,7 +90,7 @@ pub(crate) fn cancelled(what: &str) -> GradwireError {
     Failure::new(FailureKind::Cancelled, format!("{what} was cancelled")).into()
 }
 
-/// How much longer than the time to start a rank waits for the reason of a failure.
+/// How much longer a rank waits than the start time limit, to learn the reason of a failure.
 const REASON: Duration = Duration::from_secs(2);
 
 /// Attaches to the daemon of a job that is not elastic.
@@ -126,7 +126,7 @@ fn attach_to(
     Ok(attached.map(|(stream, world, doorbell)| {
         let spin = worker.spin_on(world.local_size);
         let is_elastic = launch.place.worker().is_some();
-        // An agent saves it itself.
+        // Under an agent, the agent saves the recording.
         let folder = if launch.stderr.is_empty() { world.recorder.as_str() } else { "" };
         let recording = DaemonRecording::open(&stream, folder);
         let mut shared = Shared::new(control, stream, doorbell, spin, counts.clone(), is_elastic);
@@ -253,7 +253,7 @@ fn say(pipe: &str, line: &[u8]) -> bool {
     if is_pipe(about.map_err(Into::into)) {
         return rustix::io::write(&stderr, line).is_ok();
     }
-    // Without unsafe code, a number is opened by its name. To open another file may have effects.
+    // Safe code opens a descriptor by name, after a check: opening another file may have effects.
     let Some(number) = pipe.splitn(3, ':').nth(2) else { return false };
     let copy = format!("/proc/self/fd/{number}");
     if !is_pipe(fs::metadata(&copy).map(|about| (about.dev(), about.ino()))) {

@@ -1,5 +1,5 @@
-//! The threads of a session. `gw-watch` receives the daemon's messages, `gw-beat` sends heartbeats
-//! and checks the daemon's, and `gw-results` allocates memory for results. `adopted` has another.
+//! The threads of every session. `gw-watch` receives the daemon's messages, `gw-beat` sends
+//! heartbeats and checks the daemon's, and `gw-results` allocates memory for results.
 
 use std::{
     os::unix::net::UnixStream,
@@ -28,7 +28,7 @@ use crate::{
     witness,
 };
 
-/// The names of a session's threads. None of them starts operations.
+/// The names of threads of a session that never start operations.
 pub(crate) const THREADS: [&str; 4] = [WATCH, BEATS, RESULTS, witness::NAME];
 const WATCH: &str = "gw-watch";
 const BEATS: &str = "gw-beat";
@@ -106,7 +106,7 @@ fn watch(shared: &Arc<Shared>, request: &mpsc::Sender<(Request, pb::Allocate)>) 
                 }
                 Message::Completed(completed) => shared.complete(completed.ticket, completed.aux),
                 Message::Allocate(allocate) => match shared.asked(&allocate) {
-                    // It ends only after this thread.
+                    // The receiver ends only after this thread.
                     Ok(asked) => drop(request.send((asked, allocate))),
                     Err(failure) => break Ending::Failed(failure),
                 },

@@ -49,7 +49,6 @@ static IS_BUSY: AtomicBool = AtomicBool::new(false);
 impl Witness {
     /// Uses this for all sessions of this process. Only the first call has an effect.
     pub fn install(self) {
-        // Only the first one counts.
         let _ = WITNESS.set(self);
     }
 }

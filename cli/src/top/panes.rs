@@ -15,7 +15,7 @@ use super::{
 };
 use crate::cluster::printable;
 
-/// One cell. Its number, if it has one, is what it is sorted by.
+/// One cell. Cells are sorted by their numbers, or by their texts if they have none.
 #[derive(Debug, Clone)]
 pub(super) struct Cell {
     pub(super) text: String,

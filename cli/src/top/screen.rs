@@ -77,7 +77,7 @@ pub(super) struct Screen {
     /// The time per step of each rank, the newest last.
     sparks: BTreeMap<u32, VecDeque<f64>>,
     sparked_ms: u64,
-    /// The rows of a page when it was drawn last.
+    /// The number of rows of a page when it was drawn last.
     pub(super) page: usize,
 }
 
@@ -89,7 +89,7 @@ impl Default for Screen {
 }
 
 impl Screen {
-    /// The order of the rows of a pane with this many columns.
+    /// The order of the rows of a pane.
     pub(super) fn order(&self, pane: Pane) -> Order {
         self.orders[pane as usize]
     }
@@ -191,7 +191,7 @@ impl Screen {
         }
     }
 
-    /// Takes back an order by a column that does not exist: after the last one comes none.
+    /// Replaces an order by a column that does not exist by the order in which problems come first.
     pub(super) fn limit_order(&mut self, pane: Pane, columns: usize) {
         let order = &mut self.orders[pane as usize];
         if order.column.is_some_and(|column| column >= columns) {

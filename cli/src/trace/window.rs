@@ -44,7 +44,7 @@ impl FromStr for Steps {
 pub(super) struct Window {
     /// `None`: everything.
     steps: Option<Steps>,
-    /// The begin, once it is known.
+    /// The beginning, once it is known.
     begin_ns: Option<u64>,
     end_ns: Option<u64>,
     /// The last step of each rank and its end, by node and track.
@@ -68,7 +68,7 @@ impl Window {
             let what = format!("steps {first}..{last} have begun: the job has done {newest}");
             return Err(CommandError::failed(what).hint("use later steps, or --seconds"));
         }
-        // Step 1 has no previous step with whose end it could begin.
+        // A step begins with the end of the previous step, which step 1 does not have.
         let begin_ns = (steps.first == 1).then_some(0);
         Ok(Self { steps: Some(steps), begin_ns, expected: made.len(), ..Self::default() })
     }

@@ -86,7 +86,7 @@ pub enum Algorithm {
     RecursiveDoubling,
     /// Two binary trees, half the data each.
     DoubleTree,
-    /// Two levels over racks.
+    /// Direct exchange in racks, then between racks, and so on through all tiers.
     Hierarchical,
     /// Halving and doubling around a circle, over racks; to or from one participant along a
     /// binomial tree.
@@ -97,7 +97,7 @@ pub enum Algorithm {
     Direct,
     /// Halving and doubling at doubling distance.
     HalvingDoubling,
-    /// The same, with a fold in which both of a pair reduce a half.
+    /// The same, with a fold in which both members of a pair reduce a half.
     Rabenseifner,
     /// Halving and doubling at distances for a torus.
     Swing,
@@ -117,7 +117,7 @@ pub enum Algorithm {
     Blueconnect,
     /// Direct exchange along any number of dimensions.
     Hips,
-    /// A ring of one participant for each rack.
+    /// A ring of leaders, one for each rack.
     LeaderRing,
     /// Halving and doubling at Swing's distances, in messages of one range; to or from one
     /// participant along a tree of such distances.

@@ -207,8 +207,8 @@ impl Spec {
         at.map_or(0, |at| self.numbers[at])
     }
 
-    /// Into how many segments the data on one path is cut, at least; 1 for algorithms without this
-    /// parameter.
+    /// The least number of segments into which the data on one path is cut; 1 for algorithms
+    /// without this parameter.
     pub(super) fn segments(&self) -> u32 {
         let has_it = self.algorithm.parameters().iter().any(|one| one.name == "segments");
         if has_it { self.number("segments") } else { 1 }

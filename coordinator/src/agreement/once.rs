@@ -3,8 +3,8 @@
 //! A program may use a new name in every step, such as `loss_17`. An id for it costs memory in the
 //! coordinator and in every daemon, and is never used again. So the ids of names that have been
 //! used only once are few ([`MAX_NEW`]), and the oldest of them is evicted for the next one. What
-//! is kept of the name is a hash: if the name comes again, it gets an id that lasts. A model with
-//! more tensors than that therefore has all of its ids from the third step on.
+//! is kept of the name is a hash: if the name comes again, it gets an id that lasts. So a model
+//! with more tensors than [`MAX_NEW`] has all of its ids from the third step on.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

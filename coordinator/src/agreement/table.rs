@@ -422,7 +422,7 @@ impl ReadyTable {
         }
     }
 
-    /// A warning about the names of tensors, once.
+    /// Takes the warning about the names of tensors, if there is one.
     pub(crate) fn take_warning(&mut self) -> Option<String> {
         self.warning.take()
     }

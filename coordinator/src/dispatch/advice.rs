@@ -23,7 +23,8 @@ fn median(mut rates: Vec<f64>) -> Option<f64> {
 /// The recommended settings for the next start, each with its reason.
 pub(crate) fn advice(config: &EngineConfig, network: &Network) -> Vec<String> {
     let (lanes, streams) = (config.lanes, config.streams);
-    // What was disturbed, although it was measured again, says nothing.
+    // A link with impossible rates says nothing: its measurement was disturbed, also the second
+    // time.
     let links = || network.links.iter().filter(|link| link.is_possible(lanes));
     let one = median(links().map(|link| link.lane_rate).collect());
     let all = median(links().map(|link| link.rate).collect());

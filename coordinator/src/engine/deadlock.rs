@@ -20,7 +20,7 @@ const MAX_ROWS: usize = 16;
 /// The longest list of ranks in a line, in characters.
 const MAX_RANKS: usize = 160;
 
-/// What a node has said, how often.
+/// What a node has said, and whether it has repeated that.
 #[derive(Debug)]
 struct Word {
     last: u64,

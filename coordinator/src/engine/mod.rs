@@ -126,7 +126,7 @@ impl Engine {
         out
     }
 
-    /// Whether this is the stream of a node that has none now and may return.
+    /// Whether this was the stream of a node that has none now and may return.
     pub fn awaits(&self, connection: ConnectionId) -> bool {
         self.membership.awaits(connection)
     }
@@ -250,7 +250,8 @@ impl Engine {
         Ok(Some((rank, waited)))
     }
 
-    /// Ends the job because a node is lost, for this reason; whether its datagrams still arrive.
+    /// Ends the job because a node is lost. `why` is the reason; `is_up`: its datagrams still
+    /// arrive.
     fn lose(&mut self, node: NodeId, (why, is_up): (&str, bool), now: Duration, out: &mut Output) {
         let members = self.membership.members();
         let host = members.host(node);

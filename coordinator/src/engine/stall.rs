@@ -28,11 +28,11 @@ pub(crate) struct Late {
 #[derive(Debug)]
 pub(crate) struct Stall {
     limit: Duration,
-    /// The wait that ends the job; zero: none does.
+    /// The wait after which the job ends; zero: never.
     shutdown: Duration,
     last: Duration,
     next: Option<Duration>,
-    /// When a rank was paused, last: a pause does not count for the wait that ends the job.
+    /// When a rank was last paused: a pause does not count for the wait that ends the job.
     paused: Duration,
     /// How many tensors were stalled at the last check.
     pub(crate) stalled: usize,

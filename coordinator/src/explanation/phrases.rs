@@ -18,7 +18,7 @@ const IDLE: f32 = 0.1;
 /// Parts of a file's path that is not the program's own code.
 const LIBRARIES: [&str; 4] = ["site-packages/", "dist-packages/", "/lib/python3", "<frozen"];
 
-/// The begin of the path of Gradwire's own code.
+/// The beginning of the path of Gradwire's own code.
 const GRADWIRE: &str = "gradwire/";
 
 /// What some functions of the kernel mean.
@@ -90,7 +90,7 @@ fn called_at(explanation: &pb::Explanation, waits: &[&pb::Wait]) -> String {
     }
 }
 
-/// Two waits of which each waits for ranks that wait for the other.
+/// The pairs of waits that block each other: each is for ranks that wait in the other one.
 pub(super) fn mutual(waits: &[pb::Wait]) -> Vec<(&pb::Wait, &pb::Wait)> {
     let blocks = |one: &pb::Wait, other: &pb::Wait| {
         one.missing.iter().all(|rank| other.waiting.contains(rank))

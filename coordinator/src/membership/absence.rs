@@ -8,7 +8,7 @@ const STABLE: Duration = Duration::from_secs(1);
 /// Whether a node has a stream, and since when it has had none.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Absence {
-    /// When it lost its last stream that was of use. So others do not give it more time.
+    /// When it lost its last working stream. The time limit begins then.
     since: Option<Duration>,
     /// When it came back.
     returned: Duration,

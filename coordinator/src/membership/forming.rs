@@ -144,7 +144,7 @@ pub(crate) fn check_join(
     Ok(())
 }
 
-/// Names an epoch as joins have it.
+/// An epoch in words, from the number in a join.
 fn epoch_of(named: u64) -> String {
     if named == 0 { "a job of fixed size".to_owned() } else { format!("epoch {named}") }
 }
@@ -167,8 +167,8 @@ fn node(join: pb::Join, first_rank: u32) -> Node {
     }
 }
 
-/// Checks that the same daemon joins again which has joined as `there`, and that it has made more
-/// attempts than `last` (TRUST). Its host may have other addresses now.
+/// Checks that this is the daemon that has joined as `there`, and that it has made more attempts
+/// than `last` (TRUST). Its host may have other addresses now.
 pub(crate) fn check_return(join: &pb::Join, there: &Node, last: u32) -> Result<(), Refusal> {
     let host = text::excerpt(&join.host, MAX_LABEL_BYTES);
     let data_address = there.data_address.clone();
@@ -283,7 +283,7 @@ impl Forming {
         Ok(Some(std::mem::replace(&mut there.connection, connection)))
     }
 
-    /// The stream of a node has ended, which may return. Returns whether it had joined.
+    /// The stream of a node that may return has ended. Returns whether the node had joined.
     pub(crate) fn leaves(&mut self, connection: ConnectionId, why: &str, now: Duration) -> bool {
         let of = |there: &&mut Entry| there.connection == connection;
         let Some(there) = self.joined.values_mut().find(of) else { return false };
@@ -291,13 +291,14 @@ impl Forming {
         true
     }
 
-    /// Whether this is the stream of a node that may return.
+    /// Whether this was the stream of a node that is away and may return.
     pub(crate) fn awaits(&self, connection: ConnectionId) -> bool {
         let mut nodes = self.joined.values();
         nodes.any(|there| there.connection == connection && there.absence.is_away())
     }
 
-    /// The node that is away for too long first, when that is, and why it is lost then.
+    /// The node that will be the first to be away for too long: its stream, when that is, and why
+    /// it is lost then.
     pub(crate) fn first_due(&self, limit: Duration) -> Option<(ConnectionId, Duration, String)> {
         let due = |there: &Entry| {
             Some((there.connection, there.absence.until(limit)?, there.absence.text(limit)?))
@@ -331,7 +332,7 @@ impl Forming {
         self.joined.len()
     }
 
-    /// A node was refused, which is perhaps one of those that are missing.
+    /// Notes that a node was refused. It may be one of the missing nodes.
     pub(crate) fn refuses(&mut self, order: u32, described: &str, kind: RefusalKind) {
         let why = match kind {
             RefusalKind::Secret => "its job secret differs",

@@ -385,7 +385,7 @@ impl Membership {
         }
     }
 
-    /// Ignores a time in which the coordinator itself was suspended, and maybe the nodes, too.
+    /// Ignores the time in which the coordinator was suspended, perhaps together with nodes.
     pub(crate) fn suspended(&mut self, time: Duration, now: Duration, out: &mut Output) {
         self.members.received_from_all(now);
         let time = text::seconds(time);

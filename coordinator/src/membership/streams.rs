@@ -20,7 +20,7 @@ impl Membership {
         self.config.return_timeout.unwrap_or_default()
     }
 
-    /// Whether this is the stream of a node that has none now and may return.
+    /// Whether this was the stream of a node that has none now and may return.
     pub(crate) fn awaits(&self, connection: ConnectionId) -> bool {
         let node = self.members.id(connection).and_then(|node| self.members.get(node));
         match node {

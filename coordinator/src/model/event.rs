@@ -168,7 +168,7 @@ pub enum Event {
         absent: bool,
     },
     /// No rank of a node can do anything until one of its operations ends, and none is running
-    /// there. It is repeated while it is so.
+    /// there. The node repeats this as long as it is true.
     Stuck {
         /// The stream of the node.
         connection: ConnectionId,
@@ -198,7 +198,7 @@ pub enum Event {
     },
     /// The times of earlier jobs on this cluster.
     Recalled(Memory),
-    /// Some rank is paused: time up to now does not count for waits. Repeated while it is so.
+    /// Some rank is paused: time up to now does not count for waits. Repeated during the pause.
     Paused,
     /// The job must end because it stands still.
     StandsStill {

@@ -157,10 +157,10 @@ const SHORTEST: f64 = 1e-9;
 
 /// How long a group took, from the times of its nodes. Orders do not arrive everywhere at the same
 /// time: the first node waits for the others, and its data has arrived when the last one begins. So
-/// the mean counts for an exchange: one node measures as much too long as the other one too short.
-/// (Each node's time must be that of its slowest lane: lanes share the line, and the last lane on
-/// one node need not be the last on the other.) For messages, the time of the receiver counts.
-/// Otherwise it is that of the first node, which waits for all others.
+/// the mean counts for an exchange: one node's time is too long by as much as the other one's is
+/// too short. (Each node's time must be that of its slowest lane: lanes share the line, and the
+/// last lane on one node need not be the last on the other.) For messages, the time of the receiver
+/// counts. Otherwise it is that of the first node, which waits for all others.
 fn seconds(pattern: Pattern, times: &[f64]) -> f64 {
     let time = match pattern {
         Pattern::Messages(_) => times.get(1).copied(),

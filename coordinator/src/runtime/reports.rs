@@ -39,7 +39,7 @@ impl Runtime {
         question.map_or_else(Vec::new, |question| self.send_to_world(Message::Explain(question)))
     }
 
-    /// Looks whether the job stands still, and asks what its ranks do if so.
+    /// Checks whether the job stands still. If it does, asks what its ranks do.
     pub(super) fn watch(&mut self) {
         let reports = self.reports();
         let mut ranks = reports.values().flat_map(|report| &report.ranks);

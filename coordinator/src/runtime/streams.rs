@@ -83,7 +83,8 @@ impl Runtime {
         true
     }
 
-    /// A node has `received` N messages. After the end of the job, it has nothing to wait for.
+    /// A node has received `received` messages. After the end of the job, it has nothing to wait
+    /// for.
     pub(super) fn confirm(&mut self, connection: ConnectionId, received: u64) {
         let Some(session) = self.nodes.get(&connection) else { return };
         if let Err(impossible) = session.peer.outbox.confirm(received) {
@@ -94,8 +95,8 @@ impl Runtime {
         }
     }
 
-    /// Continues with a node on another stream. It has `received` N messages. Returns what is wrong
-    /// with that.
+    /// Continues with a node on another stream. It has received `received` messages. Returns what
+    /// is wrong with that.
     pub(super) fn resume(
         &mut self,
         connection: ConnectionId,

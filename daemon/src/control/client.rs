@@ -10,7 +10,7 @@
 //! that the other one has not received ([`gradwire_proto::numbered`]). Meanwhile its own messages
 //! wait.
 //!
-//! - `absence`: for how long there has been no stream of use
+//! - `absence`: how long there has been no working stream
 //! - `returning`: continues on another stream
 
 mod absence;
@@ -177,7 +177,7 @@ impl Session<'_> {
         }
     }
 
-    /// The first host's daemon runs the coordinator.
+    /// The coordinator's host: the first node runs it.
     fn coordinator_host(&self) -> Option<String> {
         Some(self.job.world()?.nodes.first()?.host.clone())
     }

@@ -133,7 +133,7 @@ fn silent(coordinator: SocketAddr) -> Failure {
     )
 }
 
-/// Whether the connection broke, and not the coordinator refused.
+/// Whether the connection broke; otherwise the coordinator has refused.
 pub(super) fn is_broken(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled)
 }
@@ -246,8 +246,8 @@ pub(super) async fn open(
     }
 }
 
-/// Opens another stream after one that broke, and waits for its first message. Tries until then,
-/// whatever answers.
+/// Opens another stream after one that broke, and waits for its first message. Tries `until` then,
+/// whatever the error is.
 ///
 /// # Errors
 /// The last error.

@@ -79,7 +79,7 @@ pub(super) async fn connect(
     }
 }
 
-/// The answer to a dialled connection. Firewalls give all of them.
+/// The answer to a dialled connection. Each of them may come from a firewall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
     Nothing,
@@ -92,7 +92,6 @@ impl Answer {
     fn of(error: &io::Error) -> Self {
         match error.kind() {
             ErrorKind::ConnectionRefused => Self::Refused,
-            // Firewalls answer with all of them.
             ErrorKind::HostUnreachable
             | ErrorKind::NetworkUnreachable
             | ErrorKind::PermissionDenied => Self::NoRoute,

@@ -140,8 +140,8 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Where the data plane listens; first it follows this host to other addresses. `None` before
-    /// the world has formed.
+    /// Where the data plane listens. If this host has other addresses now, listens on them first.
+    /// `None` before the world has formed.
     pub(super) fn data_addresses(&self) -> Option<Endpoints> {
         let mesh = &self.node.running.get()?.mesh;
         if let Some(now) = mesh.addresses_now() {

@@ -41,7 +41,7 @@ const MAX_BYTES: usize = MAX_FRAME - 4096;
 const BUSY: Duration = Duration::from_secs(2);
 
 /// The most waits, and the longest text, that a viewer gets (BOUND): the answer is one frame, and
-/// most of it are the ranks.
+/// the ranks take most of it.
 const MAX_WAITS: usize = 100;
 const MAX_TEXT: usize = 256 << 10;
 
@@ -107,7 +107,7 @@ fn within_limits(mut explanation: pb::Explanation) -> pb::Explanation {
         text.push_str("…\n");
     }
     if explanation.encoded_len() > MAX_BYTES {
-        // The text has the important ones.
+        // The text has the important stacks.
         explanation.ranks.iter_mut().for_each(|rank| rank.threads.clear());
     }
     explanation
@@ -184,7 +184,7 @@ fn explain(node: &Node, pb::Explain { number, save }: pb::Explain) -> pb::Explai
             {
                 let explain =
                     pb::daemon_message::Message::Explain(pb::Explain { number, save: false });
-                // If the message can't be sent, others notice that.
+                // A broken connection is noticed elsewhere.
                 if worker.outbox.send(explain).is_ok() {
                     asked.push(local_rank);
                 }

@@ -23,7 +23,7 @@ pub(crate) struct Liveness {
     heartbeats: Mutex<Heartbeats>,
     /// Whether a rank of the job has attached, as far as it is known here.
     begun: AtomicBool,
-    /// When some rank of the job was paused, last, as far as it is known here.
+    /// When a rank of the job was last paused, as far as it is known here.
     paused: Mutex<Option<Instant>>,
     /// Whether the stream has broken, and there is not another one yet.
     is_away: AtomicBool,

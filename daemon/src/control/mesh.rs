@@ -55,11 +55,11 @@ use crate::{
     },
 };
 
-/// How many connections may be in their handshake at a time, at least (BOUND). One more replaces
-/// the oldest, so silent connections keep nobody out.
+/// The smallest limit of connections that are in their handshake at a time (BOUND). One more than
+/// the limit replaces the oldest, so silent connections keep nobody out.
 const MIN_HANDSHAKES: usize = 64;
 
-/// The upper limit of the same, for any number of peers.
+/// The largest such limit, for any number of peers.
 const MAX_HANDSHAKES: usize = 4096;
 
 /// How long the peer's kernel may take to answer before a second attempt begins beside the first
@@ -70,7 +70,7 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// The longest interval between retransmissions: the shortest one that the system accepts.
 const RETRANSMISSION: Duration = Duration::from_secs(1);
 
-/// As long as [`probes`] goes on for a connection that may be made again, at most: once a second.
+/// The longest time for which [`probes`] tests a connection that may be made again: once a second.
 const SOON: Duration = Duration::from_secs(60);
 
 /// How often the system probes a silent connection, and after how many unanswered probes it ends

@@ -55,7 +55,7 @@ impl Node {
                 self.handle_ends();
             }
             Notice::Changed { added, removed } => self.membership_changes(added, removed),
-            // They still need this daemon, and how they end from now on is not a failure.
+            // The processes still need this daemon. Their ends are not failures from now on.
             Notice::Ending { why } => self.process_ends.stop(why, false),
             Notice::DaemonEnded { node, why } => {
                 tracing::debug!(node, why, "the daemon of a node has ended");

@@ -47,7 +47,7 @@ pub(super) fn clock(node: &Node) {
     node.flight().clock(i64::try_from(to_common).unwrap_or_default(), error_ns);
 }
 
-/// A save that goes on.
+/// A save in progress.
 #[derive(Debug)]
 pub(crate) struct Saving(oneshot::Receiver<Saved>);
 
@@ -97,7 +97,7 @@ pub(super) fn save(node: &Node) -> Option<Saving> {
     let (recording, host) = (node.recording.clone(), node.config.host.clone());
     let (done, saving) = oneshot::channel();
     let run = move || {
-        // The receiver may have lost its patience.
+        // The receiver may have stopped waiting.
         let _ = done.send(written(&recording, &folder, &host));
     };
     if let Err(error) = thread::Builder::new().name("gw-recorder".to_owned()).spawn(run) {

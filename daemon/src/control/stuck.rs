@@ -26,7 +26,7 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Tells the coordinator, if it is so and it is time to.
+    /// Tells the coordinator if no rank can go on and the next message is due.
     pub(crate) fn look(&mut self, node: &Node, now: Instant) {
         if self.last.is_some_and(|last| now < last + AGAIN) {
             return;

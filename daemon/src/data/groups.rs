@@ -168,7 +168,7 @@ impl Groups {
         }
     }
 
-    /// Publishes a range of bytes of the ranks' type, which `targets` receive from these places on.
+    /// Publishes a range of bytes of the ranks' type to `targets`.
     pub(super) fn publish(
         &self,
         memory: &[u8],

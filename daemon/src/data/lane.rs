@@ -113,8 +113,8 @@ const IDLE_CHECK: Duration = Duration::from_millis(250);
 /// The delay of a check after a limit, so that the limit has certainly passed.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How much longer than the node that dials the other one waits for a connection that broke: the
-/// dialler may notice the break later, and knows why it can't be made again.
+/// How much longer the acceptor waits for a broken connection than the dialler, which may notice
+/// the break later and knows why the connection can't be made again.
 const SPARE: Duration = Duration::from_millis(1500);
 
 const MAX_NAMES: usize = 3;

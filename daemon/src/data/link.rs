@@ -30,8 +30,8 @@ use crate::transport::{
     window::Window,
 };
 
-/// A connection that ends sooner than this, and has moved nothing, does not count as one: a peer
-/// that breaks every connection at once must not hold up the job for ever.
+/// A connection that ends sooner than this, and has moved nothing, does not count: a peer that
+/// breaks every connection at once must not hold up the job for ever.
 const BRIEF: Duration = Duration::from_secs(1);
 
 /// The settings that a link gets from its lane.
@@ -44,7 +44,7 @@ pub(crate) struct LinkConfig {
     pub(crate) recovery: Option<Duration>,
 }
 
-/// What a link works on, of its lane.
+/// The parts of a lane that its links work on.
 pub(super) struct Desk<'a> {
     pub(super) pieces: &'a mut Pieces,
     pub(super) ordered: &'a Ordered,
@@ -363,7 +363,7 @@ impl Link {
         }
     }
 
-    /// Gives up all connections but these.
+    /// Gives up all connections except those that are kept.
     pub(super) fn keep(&mut self, is_kept: impl Fn(&TcpStream) -> bool) {
         for stream in self.slots.iter_mut().filter_map(|slot| slot.stream.as_mut()) {
             if !is_kept(&stream.data_socket().socket) {

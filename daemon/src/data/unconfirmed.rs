@@ -19,13 +19,13 @@ use crate::transport::{
 /// follows the frames that remain, so that the cost of asking stays small.
 const MANY: usize = 64;
 
-/// What was sent in one place for a connection.
+/// What was sent in the slot of a connection.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) sent: Sent,
     /// The current connection.
     pub(super) socket: Option<Arc<DataSocket>>,
-    /// How many frames are too many.
+    /// With more frames than this, the connection asks which have arrived.
     many: usize,
 }
 
@@ -60,12 +60,12 @@ pub(super) struct Unconfirmed {
 }
 
 impl Unconfirmed {
-    /// Nothing sent yet, to any of this many nodes.
+    /// Nothing has been sent yet, to any of `nodes` nodes.
     pub(super) fn new(nodes: usize, remembers: bool) -> Self {
         Self { lines: (0..nodes).map(|_| Vec::new()).collect(), remembers }
     }
 
-    /// One place for a connection with a peer.
+    /// The slot of a connection with a peer.
     pub(super) fn line(&mut self, peer: NodeId, number: usize) -> &mut Line {
         let lines = &mut self.lines[peer.index()];
         while lines.len() <= number {

@@ -209,7 +209,7 @@ impl Session {
             Err(AttachError::Refused(failure)) => {
                 metrics::rejected_connection(Rejection::WorkerRefused);
                 if let Some(left_out) = REFUSALS.admits() {
-                    // It says so itself.
+                    // The worker reports this itself.
                     tracing::info!(%failure, left_out, "a worker was refused");
                 }
                 let _ = send(&self.stream, Reply::Refused(failure.into()));
@@ -247,7 +247,7 @@ impl Session {
     /// Tells a viewer what the ranks of this node do.
     fn show(&self, stacks: bool) {
         let explained = explain::to_viewer(&self.node, stacks);
-        // It may have gone.
+        // The viewer may be gone.
         let _ = send(&self.stream, Reply::Explanation(explained));
     }
 
@@ -285,7 +285,7 @@ impl Session {
             return refused(error, "see GRADWIRE_LOCAL_RANK");
         }
         match error {
-            // It comes again before the next epoch has begun.
+            // The worker comes again before the next epoch has begun.
             ClaimError::Left { .. } => self.not_now(match self.node.job.ending() {
                 Some(Ending::Failed(failure)) => failure,
                 _ => ending(),
@@ -467,8 +467,8 @@ impl Session {
                 // receives the cause (TELL).
                 let _ = io::copy(&mut &self.stream, &mut io::sink());
             } else {
-                // A worker that gives up waits for that. Operations in flight still hold its
-                // connection, until ranks that come late have been told, too.
+                // A worker that gives up waits for the end of its connection. Operations in flight
+                // would keep it open until ranks that come late have been notified, too.
                 worker.outbox.hang_up();
             }
         }

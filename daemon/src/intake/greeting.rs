@@ -108,7 +108,7 @@ impl Peer {
             }),
         )?;
         let (message, frame) = receive(stream)?.ok_or_else(|| match &config.elastic {
-            // It looks for a later epoch, and has read that this is not one.
+            // A worker that looks for a later epoch has read that this is not one.
             Some(_) => AttachError::Later,
             None => AttachError::Broken("it sent nothing".into()),
         })?;

@@ -45,8 +45,8 @@ const TURN: usize = 256;
 /// How often the workers' heartbeats are checked.
 const CHECK: Duration = Duration::from_millis(100);
 
-/// After how long without a heartbeat a worker's process is looked for. Its child may hold the
-/// connection, whose end says at once that a process has ended.
+/// After this time without a heartbeat, the task checks whether the worker's process has ended. The
+/// end of its connection shows this at once, unless a child holds the connection.
 const ENDED: Duration = Duration::from_secs(1);
 
 /// The longest spin, whatever the setting: new workers and their heartbeats wait meanwhile (WAIT).
@@ -260,9 +260,8 @@ impl Reader {
     }
 
     /// Whether the job is suspended as a whole, as by Ctrl-Z: it has only this node, and all its
-    /// workers are stopped. Nobody waits for them: none has left, so that it could wait for the end
-    /// of the job. An agent suspends a daemon that it has started, but ranks also start daemons
-    /// themselves.
+    /// workers are stopped. None of them has left and waits for the end of the job. An agent
+    /// suspends a daemon that it has started, but ranks also start daemons themselves.
     fn is_suspended(&self, node: &Node) -> bool {
         let is_alone = node.job.world().is_some_and(|world| world.nodes.len() == 1);
         // In an elastic job, stopped processes are replaced.

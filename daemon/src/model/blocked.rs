@@ -1,7 +1,7 @@
 //! What a local rank was blocked by, for reports. Pure, except for a lock.
 //!
 //! A rank counts how long it is blocked, but not why. When one of its operations ends, the time
-//! that it was blocked since the end before is the last part of that interval, because a rank
+//! that it was blocked since the previous end is the last part of that interval, because a rank
 //! computes first and waits then. That part is cut where the operation reached its phases:
 //!
 //! ```text
@@ -60,7 +60,7 @@ struct State {
 pub(crate) struct BlockedBy(Mutex<State>);
 
 impl BlockedBy {
-    /// Nothing yet, at `now`.
+    /// Not blocked by anything yet, at `now`.
     pub(crate) fn new(now: Instant) -> Self {
         let (blocked, parts) = Default::default();
         Self(Mutex::new(State { blocked, at: now, parts }))

@@ -89,7 +89,7 @@ pub(crate) enum Phase {
     Over(Ending),
 }
 
-/// Reports a panic of the thread or task that holds it, because others wait for that (TELL).
+/// Belongs to a thread or task that others wait for, and reports its panic (TELL).
 #[derive(Debug)]
 pub(crate) struct ReportPanic {
     pub(crate) job: Job,

@@ -10,7 +10,7 @@ use gradwire_proto::{Failure, NodeId, ProcessSetId, Rank, Request, Route, Sequen
 
 use super::{agreement::Agreement, members::Members, tensor::TensorKey};
 
-/// The number of operations that the coordinator has not ordered. It does not hear of them.
+/// The sequence number of every operation that the coordinator has not ordered and does not know.
 pub(crate) const AT_ONCE: Sequence = Sequence(u64::MAX);
 
 /// Up to this size in bytes, reducing a piece for a few ranks takes less time than waking a lane.
@@ -77,7 +77,7 @@ pub(crate) fn nodes_of<'a>(route: Route, spec: &Spec, members: &'a Members) -> &
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Probe {
     pub(crate) sequence: Sequence,
-    /// It fits the nodes.
+    /// A pattern that fits the nodes.
     pub(crate) pattern: Pattern,
     /// The participating nodes, including this one.
     pub(crate) nodes: Arc<[NodeId]>,

@@ -106,7 +106,7 @@ impl Plans {
 
     /// This node's schedule for a piece with these sections that takes `route` between `nodes`. The
     /// roles in `sections`, as positions in `nodes`, matter only if each flow has its own route.
-    /// `None` if this node or one of the route is not in `nodes`.
+    /// `None` if this node or a node of the route is not in `nodes`.
     pub(super) fn of(
         &self,
         route: Route,

@@ -392,8 +392,8 @@ impl TensorQueue {
         names
     }
 
-    /// Counts the submissions of a local rank that are here. Finds the tensor, the collective and
-    /// the line of the program of the one with this ticket.
+    /// The number of submissions of a local rank that are here, and the tensor, the collective and
+    /// the line of the program of the submission with this ticket.
     pub(crate) fn submissions_of(
         &self,
         local_rank: u32,

@@ -102,8 +102,8 @@ impl Connections {
         self.entry(id).is_some_and(|(entry, _)| entry.was_up)
     }
 
-    /// The connection was lost with these counts. The peer has closed it if it `is_closed`; a
-    /// schedule waits for it if it `is_needed`. Returns whether to dial it again now.
+    /// The connection was lost with these counts. `is_closed`: the peer has closed it. `is_needed`:
+    /// a schedule waits for it. Returns whether to dial it again now.
     pub(crate) fn lost(
         &mut self,
         id: ConnectionId,

@@ -17,7 +17,6 @@
 //!   ascending offset.
 //! - 1, a notice: the sender itself waits. `root` is the node at the root of its wait, and
 //!   `stalled` how long nothing has moved for it.
-//!
 //! - 2, a count: the first bytes of a connection that replaces another one, from the acceptor, if
 //!   the dialler has sent frames before. It says how many bytes of these frames the acceptor has
 //!   read. Counts are not included in what they count.

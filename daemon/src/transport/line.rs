@@ -17,7 +17,7 @@ const MBIT: u64 = 1_000_000 / 8;
 pub(crate) enum Line {
     /// In Mbit/s.
     Given(u32),
-    /// The sum of what these files of the interfaces say; unknown if one of them does not.
+    /// The sum of the rates in these files of the interfaces; unknown if one of the files has none.
     Interfaces(Vec<PathBuf>),
     Unknown,
 }

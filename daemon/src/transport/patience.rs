@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 /// time. The kernel waits longer before each retransmission of a lost packet.
 const FIRST_HANDSHAKE: Duration = Duration::from_secs(1);
 
-/// The round trips of a handshake (`handshake`), twice, because orders of the other side wait, too.
+/// Twice the round trips of a handshake (`handshake`), because the other side may get its orders
+/// later.
 const HANDSHAKE_TRIPS: u32 = 4;
 
 /// The additional round trips for all attempts: two of them, each with the connection itself.

@@ -1,9 +1,9 @@
 //! What a connection has sent and the peer may not have: the frames, with their places in the
 //! stream of bytes. So another connection can continue where a broken one ended. Pure.
 //!
-//! A position counts the bytes of all connections that have followed each other in one place. The
-//! frames are remembered and not their bytes, which stay in the piece. If these are about to change
-//! while the peer may not have them, they are [kept](Sent::keep) as a copy.
+//! A position counts the bytes of all successive connections of a slot. The frames are remembered
+//! and not their bytes, which stay in the piece. If these are about to change while the peer may
+//! not have them, they are [kept](Sent::keep) as a copy.
 //!
 //! Bytes that have arrived are forgotten. The list is therefore as long as a socket's buffer has
 //! room for frames, and the copies are at most as large as that buffer (BOUND).
@@ -86,11 +86,11 @@ pub struct Written {
 pub struct Impossible {
     /// What was written.
     pub written: u64,
-    /// What the peer says that it has read.
+    /// What the peer claims to have read.
     pub read: u64,
 }
 
-/// What was sent in one place for a connection, on all connections that have followed each other.
+/// What was sent on the successive connections of a slot.
 #[derive(Debug)]
 pub struct Sent {
     frames: VecDeque<Frame>,
@@ -106,7 +106,7 @@ pub struct Sent {
     moved: u64,
     /// The end of the last chunk that was written.
     chunks_end: u64,
-    /// Otherwise a frame is forgotten when it is written.
+    /// Whether frames are remembered until they have arrived.
     remembers: bool,
 }
 
@@ -131,7 +131,7 @@ impl Sent {
         self.written
     }
 
-    /// Up to where all bytes have arrived.
+    /// All bytes before this position have arrived.
     pub fn arrived(&self) -> u64 {
         self.arrived
     }

@@ -96,7 +96,7 @@ enum Incoming {
     },
 }
 
-/// What was received, of all connections that have followed each other in one place.
+/// What was received on the successive connections of a slot.
 #[derive(Debug)]
 pub(crate) struct Receiving {
     incoming: Incoming,
@@ -441,7 +441,8 @@ impl Stream {
                     return Ok(Some(read));
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // A connection that is closed never says this: the event was of an earlier one.
+                // A closed connection never returns this error, so the event was of an earlier
+                // connection.
                 Err(error) if error.kind() == ErrorKind::WouldBlock && self.broken.is_none() => {
                     (self.readable, self.closing) = (false, false);
                 }

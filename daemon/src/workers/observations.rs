@@ -87,7 +87,7 @@ fn brief(mut threads: Threads) -> Threads {
     threads
 }
 
-/// Cuts a text at its begin, where a path is least interesting.
+/// Cuts a text at its beginning, where a path is least interesting.
 fn cut(text: &mut String) {
     let more = text.chars().count().saturating_sub(MAX_TEXT);
     if more > 0

@@ -42,7 +42,7 @@ struct EndState {
 #[derive(Debug)]
 struct Stop {
     why: String,
-    /// Only those of this host.
+    /// Whether only the processes of this host are being ended.
     alone: bool,
 }
 
@@ -111,8 +111,8 @@ impl ProcessEnds {
         self.news.notify_all();
     }
 
-    /// How the process of a rank ended, whose connection has ended; `None` if the agent has not
-    /// reported it. Waits a moment for the report while it is `interesting`.
+    /// How the process of a rank ended, after the end of its connection; `None` if the agent has
+    /// not reported it. Waits a moment for the report while it is `interesting`.
     ///
     /// # Errors
     /// If all processes of this host are being ended, the reason why.

@@ -11,7 +11,7 @@ use procfs::process::{Process, Stat};
 /// The most threads of a process that are described (BOUND).
 const MAX_THREADS: usize = 64;
 
-/// The share of a core from which on a process counts as running.
+/// A process that uses at least this share of a core counts as running.
 const BUSY: f64 = 0.2;
 
 /// The state of a process as a part of a text, such as `; the process is stopped`; may be empty.

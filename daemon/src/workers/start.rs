@@ -6,8 +6,8 @@
 //!
 //! A survivor of an earlier epoch attaches when it next makes a call. Until then it may compute,
 //! for `elastic.timeout_ms` from the beginning of the epoch. If its process is stopped, it is lost
-//! as soon as one that has attached: after `heartbeat.timeout_ms`. Both hold also if no rank has
-//! attached, since all may be stopped.
+//! as soon as one that has attached: after `heartbeat.timeout_ms`. Both limits also hold if no rank
+//! has attached, because all may be stopped.
 
 use std::{
     collections::BTreeMap,
@@ -67,8 +67,8 @@ impl Start {
         self.stopped.clear();
     }
 
-    /// A rank that has not come in time; once. `begun`: whether any rank of the job has attached.
-    /// `missing` returns the ranks of this node that have not.
+    /// Returns a rank that has not come in time, only once. `begun`: whether any rank of the job
+    /// has attached. `missing` returns the ranks of this node that have not.
     pub(crate) fn overdue(
         &mut self,
         begun: bool,

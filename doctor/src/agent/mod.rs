@@ -74,7 +74,7 @@ async fn pass_on(mut queue: mpsc::Receiver<Report>, mut output: impl AsyncWrite 
     }
 }
 
-/// Known once the agent listens.
+/// What the agent knows once it listens.
 #[derive(Debug, Clone)]
 struct Listening {
     host: u32,
@@ -218,8 +218,8 @@ impl Agent {
     }
 }
 
-/// A value of `data.interface` that selects an address: the name of its interface, or, if that has
-/// another one that would be chosen, a network with only this address.
+/// A value of `data.interface` that selects an address: the name of its interface, or, if the name
+/// would select another address of the interface, a network with only this address.
 fn selecting(name: &str, address: IpAddr, own: IpAddr) -> String {
     let chosen = data_addresses(name, &HashMap::new(), own);
     if chosen.is_ok_and(|chosen| chosen.addresses == [address]) {

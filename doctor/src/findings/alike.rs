@@ -89,7 +89,7 @@ fn clocks(facts: &Facts) -> Vec<Finding> {
     all
 }
 
-/// Each host with ranks, and whether they differ.
+/// PyTorch on each host with ranks, and whether the versions differ.
 fn torch(facts: &Facts) -> Vec<Finding> {
     let mut all = Vec::new();
     for host in with_ranks(facts) {

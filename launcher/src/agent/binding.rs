@@ -1,5 +1,5 @@
 //! Binds a rank to processors, if the setting `worker.bind_to` asks for that: to its share of the
-//! cores, or to the NUMA node of its share. Ranks that follow each other get cores that do.
+//! cores, or to the NUMA node of its share. Ranks with consecutive numbers get consecutive cores.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -11,7 +11,7 @@ const SETTING: &str = "GRADWIRE_WORKER__BIND_TO";
 /// Where the system describes the processors.
 const SYSTEM: &str = "/sys/devices/system";
 
-/// A processor, and where it is. Their order is that of the cores.
+/// A processor and its place. Sorted, processors are in the order of their cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Processor {
     node: usize,
@@ -38,7 +38,7 @@ pub(super) fn bind() -> io::Result<()> {
     for number in share(&what, &all, local, ranks) {
         set.set(number);
     }
-    // Without a choice, the rank stays where it is.
+    // A rank whose share is empty is not bound.
     if set.count() > 0 { Ok(sched_setaffinity(None, &set)?) } else { Ok(()) }
 }
 

@@ -1,6 +1,6 @@
-//! How much output may be on its way to the launcher. The launcher's reader may be slow, and then
-//! processes that write must wait. Reports never wait for it: the launcher must learn of an end,
-//! and carry out its orders, also while nobody reads the output.
+//! Limits the output that is on its way to the launcher. If the reader of the launcher's output is
+//! slow, processes that write must wait. Other reports need no credit: the launcher must learn of
+//! an end and act on it, also while nobody reads the output.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl Credit {
 
     /// Waits until a piece of output may be sent.
     pub(super) async fn take(&self) {
-        // After the end of all processes, the rest of their output is small.
+        // After the end of all processes, the rest of their output is small and needs no credit.
         if let Ok(permit) = self.0.acquire().await {
             permit.forget();
         }

@@ -59,7 +59,7 @@ pub fn exec_child(
     failed
 }
 
-/// A copy of standard error that the program inherits: what it says to the agent arrives even if a
+/// A copy of standard error that the program inherits. Its messages to the agent arrive even if a
 /// script redirects its standard error to a file.
 fn copy_of_stderr() -> Option<i32> {
     let copy = fcntl_dupfd_cloexec(std::io::stderr(), COPY).ok()?;
@@ -69,7 +69,7 @@ fn copy_of_stderr() -> Option<i32> {
 
 /// The interpreter in the first line of a script, with an invisible carriage return if it has one.
 fn interpreter(program: &OsString) -> Option<String> {
-    /// The system reads no further either.
+    /// The system reads no more bytes of the first line, either.
     const FIRST: u64 = 256;
     let line = BufReader::new(File::open(program).ok()?.take(FIRST)).split(b'\n').next()?.ok()?;
     let line = String::from_utf8_lossy(line.strip_prefix(b"#!")?).into_owned();

@@ -156,8 +156,8 @@ pub fn source_towards(remote: IpAddr) -> Option<IpAddr> {
     socket.local_addr().ok().map(|at| at.ip()).filter(|address| !address.is_unspecified())
 }
 
-/// The address by which this host was reached. ssh says it in `SSH_CONNECTION`, "client port server
-/// port"; srun says the address of its own host.
+/// The address by which this host was reached: from `SSH_CONNECTION` of ssh, "client port server
+/// port", or this host's address towards the host on which srun runs.
 pub fn reached_address() -> Option<IpAddr> {
     let by_srun = || source_towards(std::env::var("SLURM_LAUNCH_NODE_IPADDR").ok()?.parse().ok()?);
     let by_ssh = std::env::var("SSH_CONNECTION").ok();
@@ -173,8 +173,8 @@ fn parse_ssh_connection(text: &str) -> Option<IpAddr> {
 const THREADS: &str = "OMP_NUM_THREADS";
 
 /// The number of threads of a rank, as a variable, unless the user has set it: its share of this
-/// host's cores. Otherwise the ranks of a host together start N times as many threads as it has
-/// cores. `begin` and `start` are the environments of the job and of the rank.
+/// host's cores. Without the variable, N ranks of a host together start N times as many threads as
+/// it has cores. `begin` and `start` are the environments of the job and of the rank.
 pub(crate) fn threads(
     begin: &BTreeMap<String, String>,
     start: &BTreeMap<String, String>,

@@ -1,5 +1,5 @@
-//! The last lines that each rank has written. The daemon gets them, for those who ask what a rank
-//! does.
+//! The last lines that each rank has written. The daemon gets them for commands that show what a
+//! rank does.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,8 +20,7 @@ pub(super) struct LastLines(Arc<Mutex<Kept>>);
 struct Kept {
     /// As they were written, up to [`MAX_BYTES`].
     lines: VecDeque<Vec<u8>>,
-    /// How the last line ended: the next one may be written over it, as progress bars are, or may
-    /// be another part of it.
+    /// How the last line ends: the next one may overwrite it, like a progress bar, or continue it.
     end: Option<LineEnd>,
     is_new: bool,
 }

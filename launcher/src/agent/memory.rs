@@ -37,7 +37,7 @@ impl Known {
         *self = Self { before: self.last.max(self.before), last: count };
     }
 
-    /// Whether there is a victim whose end is not known yet. Its end is known then.
+    /// Whether the end of a victim is not known yet. From then on it counts as known.
     fn take(&mut self, count: u64) -> bool {
         let is_new = count > self.before;
         self.before += u64::from(is_new);
@@ -73,7 +73,7 @@ impl Victims {
         self.known().look(count);
     }
 
-    /// How a process ended whose parent has just learned this.
+    /// How a process ended: out of memory, if it is a victim. Its parent has just learned of it.
     pub(super) fn end(&self, end: ProcessEnd) -> ProcessEnd {
         let is_killed = end == ProcessEnd::Signal(Signal::KILL.as_raw());
         if is_killed && self.known().take(self.count()) { ProcessEnd::OutOfMemory } else { end }

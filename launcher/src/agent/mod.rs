@@ -82,7 +82,7 @@ const FLUSH: Duration = Duration::from_secs(300);
 /// The same for a launcher that may have vanished.
 const FLUSH_UNHEARD: Duration = Duration::from_secs(1);
 
-/// How long the end of a process that has failed waits until its output has been sent.
+/// How long the report that a process has failed waits until its output has been sent.
 const UNREAD: Duration = Duration::from_secs(2);
 
 /// The interval at which ended orphans are reaped, and stopped processes are looked for.
@@ -118,7 +118,7 @@ struct Agent {
 #[derive(Debug)]
 struct End {
     why: String,
-    /// Whether the job does not end with this host.
+    /// Whether only this host ends, and not the job.
     alone: bool,
     grace: Duration,
     /// How long the launcher may leave reports unread.
@@ -309,7 +309,7 @@ impl Agent {
         }
     }
 
-    /// A stopped daemon can't say that it is the reason why others fail. Says so as long as it is.
+    /// Reports the daemon as long as it is stopped: it can't say that it is why others fail.
     fn report_stopped_daemon(&self, rank_failed: bool) {
         let daemon = self.alive.get(&Role::Daemon).copied();
         if let Some(pid) = daemon.filter(|pid| processes::is_stopped(*pid)) {
@@ -358,8 +358,8 @@ impl Agent {
         tokio::spawn(async move { reports.send(report).await });
     }
 
-    /// A launcher that was killed leaves files (CLEAN). One that lives and goes on without this
-    /// host needs them: then it is still the parent of this process.
+    /// Removes the files of a launcher that was killed (CLEAN). A launcher that goes on without
+    /// this host still needs them; it is then still the parent of this process.
     async fn remove_leftovers(&self, launcher: Option<Pid>) {
         // Pipes are closed a moment before the end of a process.
         for _ in 0..GONE_CHECKS {
@@ -420,8 +420,8 @@ impl Agent {
         }
     }
 
-    /// Tells the daemon what the ranks have written last. If it does not read, the queue is kept
-    /// free for notices that matter more.
+    /// Tells the daemon what the ranks have written last. If the daemon does not read, half of the
+    /// queue is kept free for more important notices.
     fn pass_on_last_lines(&self) {
         let Some(daemon) = &self.daemon else { return };
         for notice in self.last_lines.news() {
@@ -521,7 +521,7 @@ impl Agent {
         orders: &mut Reader<R>,
         ends: &mut mpsc::Receiver<(Role, ProcessEnd)>,
     ) {
-        // The daemon receives the reason before it sees the effects: the line is written meanwhile.
+        // Yields afterwards, so that the daemon receives the reason before it sees the effects.
         self.notify_daemon(Notice::Stopping { why: end.why, alone: end.alone });
         yield_now().await;
         let own = self.alive.values().copied().collect();

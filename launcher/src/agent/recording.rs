@@ -29,8 +29,8 @@ impl Recording {
         Self { folder, held: None, saving: None }
     }
 
-    /// Opens the memory of the daemon with this process id, unless that is done. It has memory from
-    /// when it serves.
+    /// Opens the memory of the daemon with this process id, unless it is open. A daemon has this
+    /// memory once it serves.
     pub(super) fn look(&mut self, pid: u32) {
         let is_held = self.held.as_ref().is_some_and(|(of, _)| *of == pid);
         if self.folder.is_some() && !is_held {

@@ -23,8 +23,8 @@ pub(super) const REPORTS: usize = 256;
 /// How many bytes are written at a time. Each part that is taken shows that the launcher reads.
 const PART: usize = 64 << 10;
 
-/// Writes reports in order. If the launcher is gone, which the other pipe shows, the reports are
-/// thrown away, so that nothing waits for them. `moved` counts the parts that it has taken.
+/// Writes reports in order, or throws them away if the launcher is gone, which the other pipe
+/// shows: then nothing waits for them. `moved` counts the parts that were written or thrown away.
 pub(super) async fn write(
     mut queue: mpsc::Receiver<Report>,
     mut output: impl AsyncWrite + Unpin,

@@ -2,7 +2,7 @@
 //! which are the same for `bpslaunch PROGRAM` and for `gradwire join -- PROGRAM`.
 //!
 //! A worker is a host with ranks, and a server is one without. A scheduler is not needed: the hosts
-//! meet on that of worker 0, whose address must be in `DMLC_PS_ROOT_URI`.
+//! meet at worker 0, whose address must be in `DMLC_PS_ROOT_URI`.
 
 use super::placement::{Placement, PlacementError, Variables};
 use crate::machine::Machine;
@@ -24,7 +24,7 @@ pub(super) const LOCAL_RANK: &str = "BYTEPS_LOCAL_RANK";
 
 pub(super) const BPSLAUNCH: &str = "bpslaunch";
 
-/// The most hosts and ranks that a number may say.
+/// The largest number of hosts or ranks.
 const MOST: u32 = 1 << 20;
 
 /// Why a host with these variables has nothing to do, if that is so.
@@ -78,7 +78,7 @@ pub(super) fn of_host(given: &Variables<'_>) -> Result<Option<Placement>, Placem
     let master = if nodes == 1 { None } else { Some(root(given)?) };
     Ok(Some(Placement {
         starter: BPSLAUNCH,
-        // Without a meeting there is only this host, and the job needs no name that others know.
+        // A single host meets no others, so no other host needs to know the job's name.
         key: (nodes == 1).then(|| std::process::id().to_string()),
         rank: if is_worker { own * slots } else { size },
         size,

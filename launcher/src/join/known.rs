@@ -16,10 +16,10 @@ use super::{
 };
 use crate::error::CommandError;
 
-/// The exit code of a task of a launcher that is not known.
+/// The exit code if the launcher of the task is unknown.
 pub const UNKNOWN_LAUNCHER: u8 = 3;
 
-/// The launchers of MPI without a name for the job: the tasks of a host have one such ancestor.
+/// Launchers of MPI that give the job no name. All tasks of a host descend from one such process.
 const ANCESTORS: [&str; 4] = ["hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "mpiexec.hydra"];
 
 const SECRET_OF_HOSTS: &str = "once, in a folder that all hosts share: gradwire secret \
@@ -50,8 +50,7 @@ pub struct Join<'a> {
 
 impl<'a> Join<'a> {
     /// Finds out which rank the task with process id `pid` is. In a pod it must be this process
-    /// ([`Self::starts_ranks`]). `session` is the number of jobs that
-    /// it has been in.
+    /// ([`Self::starts_ranks`]). `session` is the number of jobs that the task has been in.
     ///
     /// # Errors
     /// [`CommandError`] if the variables don't say it, or several hosts lack a secret or a
@@ -88,7 +87,7 @@ impl<'a> Join<'a> {
         let given = given.or_else(named);
         let meeting = match (&placement.key, &given) {
             (Some(_), _) => String::new(),
-            // Several hosts have nothing else in common.
+            // Without a key, several hosts have only the rendezvous in common.
             (None, Some(Rendezvous { host, port })) => format!("{host}:{port}"),
             (None, None) => ancestor(pid).ok_or_else(|| {
                 let what =
@@ -146,7 +145,7 @@ impl<'a> Join<'a> {
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).chain(own).collect()
     }
 
-    /// What other programs look for: the variables of Horovod's launcher and of torchrun.
+    /// The variables that other programs read: those of Horovod's launcher and of torchrun.
     pub fn for_programs(&self) -> Vec<(String, String)> {
         self.for_programs_at(&self.placement)
     }

@@ -6,10 +6,9 @@
 //! task ── gradwire join ──────────────┘ (meeting)
 //! ```
 //!
-//! Every task runs `gradwire join` and gets the variables with which a rank attaches. Nothing is
-//! exchanged for that between hosts: all tasks draw the same conclusions from their variables
-//! ([`placement`]), and the daemons find the coordinator at the address on which they agree, which
-//! is on the host of rank 0.
+//! Every task runs `gradwire join` and gets the variables with which a rank attaches. The hosts
+//! exchange nothing for that: all tasks draw the same conclusions from their variables
+//! ([`placement`]). So the daemons agree on the address of the coordinator, on the host of rank 0.
 //!
 //! The service outlives the task that has started it, since other ranks of the host may still need
 //! the daemon. It ends with the daemon, and ends the daemon when no task is left (CLEAN).
@@ -56,7 +55,7 @@ pub use self::known::{Join, UNKNOWN_LAUNCHER};
 use self::meeting::Answer;
 use crate::error::CommandError;
 
-/// How much longer than the time to start a task waits for the reason of a failure.
+/// How much longer a task waits than the start time limit, to learn the reason of a failure.
 const REASON: Duration = Duration::from_secs(2);
 
 /// Why this host has nothing to do in the job that the variables describe, if that is so: Gradwire
@@ -127,7 +126,7 @@ impl Join<'_> {
             }
             Ok(false)
         };
-        // It has a limit of its own; this one is for a service that is stopped.
+        // The service has a limit of its own; this one is for a service that is stopped.
         let is_whole = timeout(limit + REASON, read).await;
         let is_whole = is_whole.is_ok_and(|read| read.unwrap_or(false));
         if !is_whole {

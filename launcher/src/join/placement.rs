@@ -65,8 +65,8 @@ impl<'a> Variables<'a> {
     }
 }
 
-/// The first port of those for jobs that don't name one, and how many there are. They are below
-/// those that Linux gives to connections.
+/// The first port for jobs that don't name one, and the number of such ports. They are below the
+/// ports that Linux gives to connections.
 const PORTS: (u16, u16) = (20_000, 10_000);
 
 impl Placement {

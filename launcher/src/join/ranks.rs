@@ -119,7 +119,7 @@ impl Pod {
                 }
                 ended = daemon.wait(), if daemon_runs => {
                     daemon_runs = false;
-                    // It has said why. If it ended well, all ranks have left.
+                    // The daemon has said why. If it ended well, all ranks have left.
                     has_failed = !ended.is_ok_and(|status| status.success());
                     if has_failed && self.code.is_none() {
                         ask = Some(Instant::now() + REPORTING);
@@ -165,8 +165,8 @@ impl Pod {
         }
     }
 
-    /// Waits for the daemon: other hosts may need it, above all the one with the coordinator. After
-    /// a failure it ends in time, and so it does after a signal.
+    /// Waits for the daemon: other hosts may need it, above all if it hosts the coordinator. After
+    /// a failure or a signal, it is ended in time.
     async fn await_daemon(&mut self, daemon: &mut Child) {
         let limit = self.code.map(|_| Instant::now() + self.grace);
         tokio::select! {
@@ -230,7 +230,7 @@ impl Ranks {
                 let what = format!("rank {} can't be started: {error}", place.rank);
                 CommandError::failed(what).hint(limits_hint(&error).unwrap_or_default())
             })?;
-        // It has not been waited for yet.
+        // The id is known until the process has been waited for.
         let pid = child.id().unwrap_or_default();
         self.alive.insert(place.rank, pid);
         self.ends.spawn(async move {

@@ -41,8 +41,8 @@ pub(super) const END: &str = ".";
 /// The interval at which the service looks whether tasks are left.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The pause before another attempt of a daemon whose port is taken: that of an earlier job of the
-/// same tasks may still be in use.
+/// The pause before a daemon is started again because its port is taken: an earlier job of the same
+/// tasks may still use the port.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Serves the tasks of this host.
@@ -119,8 +119,8 @@ impl Tasks {
     }
 }
 
-/// No task is left. The daemon ends by itself when its last rank has left or is lost; otherwise,
-/// within this time, it is asked to.
+/// Ends the daemon after its ranks: it ends by itself when its last rank has left or is lost. After
+/// `grace` it is asked to end, and after the same time again it is killed.
 pub(super) async fn end(daemon: &mut Child, grace: Duration) {
     if timeout(grace, daemon.wait()).await.is_ok() {
         return;
@@ -242,7 +242,7 @@ fn spawn(join: &Join<'_>, variables: &HashMap<String, String>) -> Result<Child, 
         .args(["exec-child", "--gently", &std::process::id().to_string()])
         .arg(gradwired)
         .envs(variables)
-        // From what starts the ranks it learns how they end.
+        // A process that starts the ranks tells the daemon how they end.
         .stdin(if join.placement.starts_ranks { Stdio::piped() } else { Stdio::null() })
         .stdout(Stdio::piped())
         .spawn()

@@ -79,7 +79,7 @@ fn of_numbers(names: &Numbers, given: &Variables<'_>) -> Result<Placement, Place
     if rank >= size || local >= slots || slots > size {
         return Err(disagree("these contradict each other".to_owned()));
     }
-    // On a single host any order will do; that of Open MPI 5 follows the cores.
+    // On a single host, any order will do: Open MPI 5 numbers local ranks by their cores.
     let local = if slots == size { rank } else { local };
     if !size.is_multiple_of(slots) {
         // The numbers of a task don't say how many tasks other hosts have.

@@ -55,7 +55,7 @@ struct Layout {
     shared: bool,
     /// Whether the standard output of ranks gets no prefix.
     bare: bool,
-    /// If lines begin with the time.
+    /// The clock, if lines begin with the time.
     clock: Option<fn() -> SystemTime>,
 }
 
@@ -98,7 +98,7 @@ impl Layout {
         parts
     }
 
-    /// Adds the text of a line, or as much of it as is shown, and its length if that is not all.
+    /// Adds the text of a line. If only a part of it is shown, adds the length of the whole.
     fn add_text(&mut self, line: &Line, bytes: &mut Vec<u8>) {
         let text = line.text.as_bytes();
         let rank = match &line.source {
@@ -167,7 +167,7 @@ impl Reading {
         queued || self.meter.begun.load(Relaxed) > self.meter.out.load(Relaxed)
     }
 
-    /// Tells later whether nothing has been read since now, although output waits.
+    /// A function that tells whether nothing has been read since this call, although output waits.
     pub fn stuck(&self) -> impl Fn() -> bool + Send + use<> {
         let (meter, seen) = (self.meter.clone(), self.meter.begun.load(Relaxed));
         move || {

@@ -38,7 +38,7 @@ impl Script {
     /// Runs the script once.
     ///
     /// # Errors
-    /// The reason for having no list, with the line of output that is wrong.
+    /// Why the list is missing, with the line of output that is wrong.
     pub async fn run(&self) -> Result<Vec<Host>, String> {
         let shown = self.path.display();
         let named = |what: String| format!("the host discovery script {shown} {what}");

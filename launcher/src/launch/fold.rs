@@ -97,7 +97,7 @@ pub struct Fold {
     held: Vec<Held>,
     bytes: usize,
     since: Option<Instant>,
-    /// How many ranks have begun, and are not over yet.
+    /// How many ranks have begun less than [`HOLD`] ago.
     recent: usize,
 }
 
@@ -134,7 +134,7 @@ impl Fold {
         None
     }
 
-    /// The time of a rank that began is over. Returns lines if no other rank has begun since and
+    /// [`HOLD`] has passed since a rank began. Returns lines if no other rank has begun since and
     /// all long reports have ended, or if they have been held for long.
     pub fn over(&mut self, now: Instant) -> Vec<Line> {
         self.recent = self.recent.saturating_sub(1);

@@ -22,7 +22,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// A host without anything else.
+    /// A host with a name and slots only.
     pub fn new(name: impl Into<String>, slots: u32) -> Self {
         Self { name: name.into(), slots, rack: String::new(), line_mbit: None, interface: None }
     }
@@ -110,8 +110,8 @@ pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
     collect("-H", entries("-H", text).map(|(place, entry)| (place, entry_of(entry))))
 }
 
-/// Gives each host `ranks` slots (`-N`); this machine without hosts. A host that was written with
-/// one slot, or with none, may have been meant to have as many as it takes.
+/// Gives each host `ranks` slots (`-N`), or this machine if `hosts` is empty. A host with one slot
+/// may have been written without slots, so it gets them, too.
 ///
 /// # Errors
 /// [`HostsError`] for a host with fewer slots.
@@ -152,7 +152,7 @@ fn has_slots(written: &str, host: &Host) -> bool {
     bare.unwrap_or(written) != host.name
 }
 
-/// A host that was written without slots, as a server.
+/// Makes a server of a host that was written without slots.
 fn as_server(written: &str, host: Host) -> Result<Host, Mistake> {
     if has_slots(written, &host) {
         return Err(Mistake::ServerWithSlots(host.name));

@@ -56,7 +56,7 @@ const LEAVE: Duration = Duration::from_millis(300);
 /// How long ranks may take to report a failure before they are asked to end.
 const REPORTING: Duration = Duration::from_secs(1);
 
-/// For how long an agent's word counts that its daemon is stopped: it says so each second.
+/// How long an agent's report that its daemon is stopped counts. It is repeated every second.
 const STOPPED: Duration = Duration::from_secs(4);
 
 /// How much longer than the grace period an agent may take to report that all has ended.
@@ -96,13 +96,13 @@ struct Host {
     daemon_stopped: Option<StoppedDaemon>,
 }
 
-/// What an agent says about its daemon as long as that is stopped.
+/// What an agent reports about its daemon as long as the daemon is stopped.
 #[derive(Debug, Clone, Copy)]
 struct StoppedDaemon {
     pid: u32,
     /// Since when.
     at: Duration,
-    /// When it was said last.
+    /// When it was reported last.
     said: Duration,
 }
 
@@ -343,13 +343,13 @@ impl Job {
                     self.failure = Some((node, failure));
                 }
                 match self.phase {
-                    // Its daemon serves ranks that may join late: perhaps no process ends (WAIT).
+                    // Perhaps no process ends, as a daemon serves ranks that may join late (WAIT).
                     Phase::Running if is_first => {
                         let limit = now + self.limits.grace + self.limits.gather;
                         self.deadline = Some(self.deadline.map_or(limit, |at| at.min(limit)));
                     }
                     Phase::Leaving => self.deadline = Some(now + self.limits.grace),
-                    // More reports of it follow at once.
+                    // Other daemons report the failure soon, too.
                     Phase::Gathering if self.patient && is_first => {
                         self.deadline = Some(now + self.limits.gather);
                     }
@@ -490,7 +490,7 @@ impl Job {
             }
             Phase::Ending if self.has_epoch_ended() => self.assemble(now),
             Phase::Assembling => {
-                // A process that starts now may count.
+                // A process that is started now may become a member.
                 self.tend(now);
                 self.form_if_enough(now);
             }

@@ -161,7 +161,7 @@ async fn show(
         if pieces < BATCH && !queue.is_empty() {
             continue;
         }
-        // Other orders find room, even if the agent reads none of them.
+        // Half of the queue stays free for other orders, even if the agent reads none.
         while orders.capacity() <= orders.max_capacity() / 2 && !orders.is_closed() {
             sleep(ROOM).await;
         }

@@ -70,12 +70,12 @@ pub enum Surplus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Agent {
     None,
-    /// It is being started, after the start of the job since this time.
+    /// It is being started: since this time, or, with `None`, as a part of the job's start.
     Called(usize, Option<Duration>),
     Here(usize),
 }
 
-/// The first and the longest time for which a host is left out that others don't reach.
+/// The first and the longest time for which a host that others don't reach is left out.
 const LEFT_OUT: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(3600));
 
 /// Faults in a row, and when their quarantine ends.
@@ -88,7 +88,7 @@ struct Faults {
 impl Faults {
     /// Adds a fault, and returns the time of quarantine.
     fn add(&mut self, rules: &Elastic, lived: Duration, now: Duration) -> Duration {
-        // What has worked for long does not fail in a row.
+        // After a long time without a fault, a new row begins.
         self.number = if lived > rules.cooldown.1 { 1 } else { self.number.saturating_add(1) };
         let time = rules.quarantine(self.number);
         self.until = self.until.max(now + time);

@@ -368,7 +368,7 @@ async fn hear(
     }
 }
 
-/// A launcher that is about to be suspended must not be, after this event.
+/// Whether a launcher that is about to suspend itself must not do so after this event.
 fn continues(event: &Event) -> bool {
     match event {
         Event::Interrupted { .. } => true,

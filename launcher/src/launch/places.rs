@@ -11,7 +11,7 @@ fn bare(host: &str) -> &str {
     host.rsplit_once('@').map_or(host, |(_, name)| name)
 }
 
-/// The address that stands for a host instead of a name. The address of `localhost` is known too.
+/// The address of a host that is named by its address, or by `localhost`.
 pub fn literal(host: &str) -> Option<IpAddr> {
     if host.eq_ignore_ascii_case("localhost") {
         return Some(Ipv4Addr::LOCALHOST.into());

@@ -74,7 +74,7 @@ pub struct Plan {
     pub service_settings: Variables,
     /// All `worker.*` and `elastic.*` settings, for the ranks.
     pub worker_settings: Variables,
-    /// What the user sets for the ranks. It replaces what they get otherwise.
+    /// The variables that the user sets for the ranks. They replace those that ranks get otherwise.
     pub exported: Variables,
     /// What is recorded.
     pub record: Option<Record>,
@@ -233,7 +233,7 @@ impl Plan {
         variables([("GRADWIRE_JOB", self.job.clone()), ("GRADWIRE_SECRET", self.secret.to_hex())])
     }
 
-    /// The environment of a node's daemon. Without an address of the coordinator, it hosts it.
+    /// The environment of a node's daemon, which hosts the coordinator if `coordinator` is `None`.
     pub fn daemon_variables(
         &self,
         node: usize,

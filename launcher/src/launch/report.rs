@@ -40,7 +40,7 @@ const MAX_CHARS: usize = 6 * COLUMNS;
 /// `sysexits.h`: batch systems and scripts can start such a job again.
 const TEMPORARY: u8 = 75;
 
-/// The exit code of a job for any other reason than a rank's or a signal.
+/// The exit code of a job that failed for another reason than a rank or a signal.
 const OTHER: u8 = 1;
 
 /// The lines at the beginning of a report say what happened, and those at its end are a hint or the
@@ -179,7 +179,7 @@ impl Cause {
         }
     }
 
-    /// Whether a failure that this explains says more about it. A daemon with its own exit code
+    /// Whether a failure that this explains adds something to it. A daemon with its own exit code
     /// stopped for the reason it reported. If a daemon was killed, the others know the tensors in
     /// progress; otherwise they only noticed that it was gone.
     fn goes_with(&self, failure: &Failure) -> bool {
@@ -295,7 +295,7 @@ pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
     Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// What ended an epoch, for a line that goes on after it, and when. Without a cause, it is `now`.
+/// What ended an epoch, as the beginning of a line, and when; without a cause, `now`.
 pub fn loss(causes: &[Cause], failure: Option<&Failure>, now: Duration) -> (String, Duration) {
     let (first, at) = match (first(causes, failure), failure) {
         (Some(cause), Some(failure)) if !cause.explains(failure) => {
@@ -375,7 +375,7 @@ impl JobReport {
                 .flat_map(|cause| cause.lines(false))
                 .collect(),
             (first, Some(failure)) if !first.explains(failure) => failure_lines(failure),
-            // It has reported why it stopped, and that goes first.
+            // The daemon has reported why it stopped, and that goes first.
             (Cause::Ended { role: Role::Daemon, end: ProcessEnd::Code(_), .. }, Some(failure)) => {
                 let mut lines = failure_lines(failure);
                 lines.extend(first.lines(others_ran).into_iter().next());
@@ -390,7 +390,7 @@ impl JobReport {
             }
             _ => first.lines(others_ran),
         };
-        // What others say about a killed daemon is how to find out its end, and that is known.
+        // For a killed daemon, the hint of the others says how to find out its end, which is known.
         if let (Cause::Ended { role, end, .. }, Some(failure)) = (first, failure)
             && (!first.explains(failure) || first.goes_with(failure))
             && (*role != Role::Daemon || matches!(end, ProcessEnd::Code(_)))

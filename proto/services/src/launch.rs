@@ -59,7 +59,7 @@ pub const WAITS: &str = "\u{1e}gradwire: waits";
 /// leave the job.
 pub const LEAVES: &str = "\u{1e}gradwire: leaves";
 
-/// As the name of a program: `gradwire` itself, wherever it is on each host.
+/// The name of a program that stands for `gradwire` itself, wherever it is on each host.
 pub const ITSELF: &str = "";
 
 /// The value of `GRADWIRE_COORDINATOR` with which a daemon hosts the coordinator itself.
@@ -422,7 +422,7 @@ pub enum Notice {
     /// All processes of this host are about to be stopped.
     Stopping {
         why: String,
-        /// Only those of this host.
+        /// Whether only the processes of this host are stopped.
         alone: bool,
     },
 }

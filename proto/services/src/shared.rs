@@ -36,7 +36,7 @@ impl<M: Message + Clone> Shared<M> {
         self.encoded.get().map_or_else(|| self.message.encoded_len(), Bytes::len)
     }
 
-    /// The length of its encoding, which is made for that and kept for the streams.
+    /// Encodes it, and keeps the encoding for the streams. Returns its length in bytes.
     pub fn encode(&self) -> usize {
         self.encoded().len()
     }

@@ -58,7 +58,7 @@ const fn sets(key: &'static str, value: Reading) -> Effect {
     Effect::Sets { key, value }
 }
 
-/// Every variable that tunes Horovod at run time, and what two of BytePS's set; docs/horovod.md and
+/// Every variable that tunes Horovod at run time, and two variables of BytePS; docs/horovod.md and
 /// docs/byteps.md describe their effects.
 pub const VARIABLES: &[(&str, Effect)] = &[
     // Not below data.chunk_bytes.

@@ -22,11 +22,11 @@ pub struct Key {
     pub unit: &'static str,
     /// What it does, in a sentence or two.
     pub doc: &'static str,
-    /// The people it is for.
+    /// The user or the mechanism that sets it.
     pub audience: Audience,
 }
 
-/// The people a key is for.
+/// The user or the mechanism that sets a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Audience {
     /// A user, for a job.

@@ -236,7 +236,7 @@ impl Worker {
         self.spin.unwrap_or_else(|| default_spin(cores, ranks as usize))
     }
 
-    /// The first rule that values break which are right alone.
+    /// Checks that the values fit together.
     ///
     /// # Errors
     /// A text that names the keys, their values and what to change.
@@ -272,7 +272,7 @@ pub struct RankSettings {
     pub worker: Worker,
 }
 
-/// The variables that set them begin so; a training process ignores all others.
+/// The prefixes of the variables that set them; a training process ignores all others.
 const VARIABLES: [&str; 5] = [
     "GRADWIRE_ELASTIC__",
     "GRADWIRE_CHECKS__",

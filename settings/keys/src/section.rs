@@ -94,7 +94,7 @@ pub fn values(merged: BTreeMap<&'static str, (Checked, Origin)>) -> Values {
 }
 
 /// Declares sections. Durations are written in milliseconds or microseconds (the key ends in the
-/// unit) and read as [`Duration`]. After the unit may stand who sets a key: `User` or `Measured`.
+/// unit) and read as [`Duration`]. An audience, `User` or `Measured`, may follow the unit.
 #[macro_export]
 macro_rules! sections {
     ($(

@@ -22,7 +22,7 @@ use crate::segment::{
 pub struct AdoptionPlace {
     arena: Arc<Shared>,
     bytes: u64,
-    /// Whether the place is no longer this value's to give back.
+    /// Whether the block has taken over the place, and gives it back.
     used: bool,
 }
 

@@ -3,8 +3,8 @@
 //! - Segments double up to a configured size. A larger tensor gets a segment of its own, whose size
 //!   is rounded up by at most an eighth, so that the next, slightly larger one fits there, too.
 //! - Segments without tensors go back to the system while there are more than twice the bytes that
-//!   were in use lately, plus [`SPARE`] (BOUND). Lately, because a program that frees and makes
-//!   the same tensors again and again must not pay for new memory each time.
+//!   were in use lately, plus [`SPARE`] (BOUND). Recent use counts, because a program that frees
+//!   and makes the same tensors again and again must not pay for new memory each time.
 
 use gradwire_proto::JobId;
 

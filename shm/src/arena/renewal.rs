@@ -26,9 +26,9 @@ use super::{
 use crate::segment::{SegmentError, SegmentId, renew::Successor};
 
 impl Arena {
-    /// Gives the memory to another daemon, after that of the previous functions has ended. From now
-    /// on, segments are handed over by `register` and given back by `release`. Allocations wait
-    /// until this returns.
+    /// Gives the memory to another daemon, after the previous one has ended. From now on, segments
+    /// are handed over by `register` and given back by `release`. Allocations wait until this
+    /// returns.
     ///
     /// # Errors
     /// [`ArenaError`] if memory is missing, or if the daemon does not take a segment that is not

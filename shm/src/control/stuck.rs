@@ -14,8 +14,8 @@ fn word(epoch: u32, in_flight: u32) -> u64 {
     u64::from(in_flight) << 32 | u64::from(epoch)
 }
 
-/// The worker can do nothing until one of `in_flight` submissions ends. `epoch` was read before it
-/// was found out.
+/// The worker can do nothing until one of `in_flight` submissions ends. `epoch` was read before the
+/// worker found this out.
 pub(super) fn say(page: &Page, epoch: u32, in_flight: u32, ticket: u64) {
     page.stuck_on().store(ticket, Relaxed);
     page.stuck().store(word(epoch, in_flight), Release);

@@ -30,7 +30,7 @@ pub(crate) struct Origin {
     pub(crate) host: String,
 }
 
-/// All readings. `times` are the begin of counting and now, in nanoseconds since 1970.
+/// All readings. `times` are the beginning of counting and now, in nanoseconds since 1970.
 pub(crate) fn request(
     readings: &[Reading],
     origin: &Origin,

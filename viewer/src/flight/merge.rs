@@ -169,8 +169,8 @@ impl Job {
         self.hosts.insert(node, host);
     }
 
-    /// The order for an operation may have reached one host and not another one yet: they get the
-    /// same sequence number. A name is in flight once at a time.
+    /// Gives an operation in flight its sequence number also on hosts that its order has not
+    /// reached. A name is in flight once at a time.
     fn settle(&mut self) {
         let all = self.ranks.values().flat_map(|rank| &rank.operations);
         let ordered = all

@@ -140,7 +140,7 @@ fn missing(job: &Job, wait: &Wait, partial: &[Wait]) -> String {
     sentence(&text)
 }
 
-/// A sentence from a text of ASCII at its begin.
+/// Makes a sentence of a text that begins with an ASCII character.
 fn sentence(text: &str) -> String {
     let (first, rest) = text.split_at(1);
     format!("{}{rest}.", first.to_uppercase())

@@ -21,10 +21,10 @@ use super::{
 /// The version of the format.
 const VERSION: &str = "2.10";
 
-/// The library that the analyser takes for one that it does not know.
+/// The name that the analyser expects for a library that it does not know.
 const LIBRARY: &str = "c10d";
 
-/// The begin of the name of a file; the rank follows.
+/// The beginning of the name of a file; the rank follows.
 pub const PREFIX: &str = "gradwire_rank_";
 
 /// A group of ranks: a process set, or two ranks that exchange messages.

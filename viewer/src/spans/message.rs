@@ -336,7 +336,7 @@ fn link(trace: &[u8; 16], span: &[u8]) -> Link {
     Link { trace_id, span_id, flags: IS_SAMPLED, ..Link::default() }
 }
 
-/// From the earliest begin to the latest end.
+/// From the earliest beginning to the latest end.
 fn hull(times: impl Iterator<Item = (u64, u64)>) -> Option<(u64, u64)> {
     times.reduce(|(begin, end), (other, until)| (begin.min(other), end.max(until)))
 }

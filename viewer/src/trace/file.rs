@@ -52,8 +52,8 @@ impl Trace {
         }
     }
 
-    /// Adds a batch, without events that make no sense (TRUST). `wanted` decides by the begin and
-    /// the end of an event, in nanoseconds of the coordinator's clock.
+    /// Adds a batch, without events that make no sense (TRUST). `wanted` decides by the beginning
+    /// and the end of an event, in nanoseconds of the coordinator's clock.
     pub fn add(&mut self, batch: TraceBatch, wanted: impl Fn(u64, u64) -> bool, out: &mut Vec<u8>) {
         self.joiner.add(batch, wanted);
         self.write_found(out);

@@ -180,8 +180,8 @@ impl Joiner {
         self.torn.insert(node);
     }
 
-    /// Adds a batch, without events that make no sense (TRUST). `wanted` decides by the begin and
-    /// the end of an event, in nanoseconds of the coordinator's clock.
+    /// Adds a batch, without events that make no sense (TRUST). `wanted` decides by the beginning
+    /// and the end of an event, in nanoseconds of the coordinator's clock.
     pub fn add(&mut self, batch: TraceBatch, wanted: impl Fn(u64, u64) -> bool) {
         let node = batch.node;
         if node as usize >= self.hosts.len() {
@@ -293,7 +293,7 @@ impl Joiner {
         let (number, at_ns) = (event.subject, event.at_ns);
         self.found.push(Found::Stepped { rank, step: number, at_ns });
         let before = self.steps.insert(rank, (number, at_ns));
-        // If steps in between are missing, the begin of this one is unknown.
+        // If steps in between are missing, the beginning of this one is unknown.
         let follows = |(before, before_ns): &(u64, u64)| {
             before.checked_add(1) == Some(number) && *before_ns <= at_ns
         };

@@ -7,8 +7,8 @@
 //! larger than the cache crosses the memory bus six more times.)
 //!
 //! All ranks must cut in the same way, so they must give slices of the same length. The request of
-//! the first piece contains the length, and has the name of the whole operation, as a slice too
-//! short to be cut has. So all ranks receive a disagreement before the other pieces begin.
+//! the first piece contains the length, and has the name of the whole operation, like the request
+//! of a slice that is not cut. So all ranks receive a disagreement before the other pieces begin.
 
 use std::{collections::VecDeque, ops::Range};
 

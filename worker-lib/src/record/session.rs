@@ -112,7 +112,7 @@ impl Recorder {
     /// can't change its results.
     pub(crate) fn ended(&self, ticket: u64, entry: &Entry<'_>, outcome: &Result<u64, Failure>) {
         let thread = self.threads.lock().remove(&ticket);
-        // It was told that the call began, unless the record had ended.
+        // The thread is known, unless the record had ended before the call.
         let Some(thread) = thread.filter(|_| !self.writer.has_stopped()) else { return };
         let aux = match outcome {
             Ok(aux) => aux,
@@ -123,7 +123,7 @@ impl Recorder {
         };
         let sources: Vec<Source<'_>> = match entry.moved {
             Some(outputs) => outputs.iter().map(Source::Moved).collect(),
-            // The second of each tensor's two is that of its result.
+            // Each tensor has two places; the second one is for its result.
             None => entry.memory.iter().skip(1).step_by(2).map(Source::Given).collect(),
         };
         let results: Vec<Stored> = sources.iter().map(Source::stored).collect();
@@ -132,7 +132,7 @@ impl Recorder {
         let done = Outcome::Done { aux: *aux, moved: entry.moved.is_some(), results };
         self.writer.add(&head(ticket, thread, entry, done), |mut at, mut into| {
             while !into.is_empty() {
-                // The last one that begins there, because those before it may be empty.
+                // The last result that begins there: results before it may be empty.
                 let after = begins.partition_point(|begin| *begin <= at);
                 let end = begins.get(after).copied().unwrap_or(u64::MAX);
                 let length = into.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
@@ -143,7 +143,7 @@ impl Recorder {
         });
     }
 
-    /// The session ends, after this many calls. These had not ended.
+    /// The session ends after `calls` calls. The operations in `open` have not ended.
     pub(crate) fn end<'a>(
         &self,
         calls: u64,

@@ -59,7 +59,7 @@ struct Queue {
     ended: bool,
 }
 
-/// The end of the queue that the session has.
+/// The queue between the session and the thread.
 struct Waiting {
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -208,13 +208,13 @@ impl Waiting {
         }
     }
 
-    /// Writes what comes. Returns why it ends, or after how many calls there was which error.
+    /// Writes items until the record ends. Returns why, or the calls before an error, and its text.
     fn write(&self, file: &mut Output) -> Result<End, (u64, String)> {
         let mut calls = 0;
         loop {
             let item = match self.take(false) {
                 Some(item) => item,
-                // What is in the file remains there if this process is killed.
+                // Flushed bytes remain in the file if this process is killed.
                 None => {
                     file.file.flush().map_err(|error| (calls, error.to_string()))?;
                     match self.take(true) {

@@ -97,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// The error of what has failed.
+    /// The error that reports a failure.
     pub(super) fn failed(&self, failure: Failure) -> GradwireError {
         if self.is_elastic && failure.is_recoverable() {
             GradwireError::Recoverable(failure)

@@ -88,8 +88,8 @@ pub(crate) fn coalesce<T: Number>(
 
 /// Whether moving the dense tensor takes fewer bytes than moving the rows. Each node receives all
 /// rows and their indices in an allgather, but about twice the tensor in an allreduce. This also
-/// limits the size of a dense result to a few times the gathered rows (BOUND); there may be any
-/// number of rows without bytes, so these are never dense.
+/// limits the size of a dense result to a few times the gathered rows (BOUND). Rows without bytes
+/// are never dense, because there may be any number of them.
 pub(crate) fn dense_is_smaller(gathered_rows: u64, rows: u64, row_bytes: u64) -> bool {
     if row_bytes == 0 {
         return false;

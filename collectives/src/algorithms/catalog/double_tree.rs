@@ -65,7 +65,7 @@ impl Definition for DoubleTree {
         })
     }
 
-    /// Half of that of an allreduce.
+    /// Half of the cost of an allreduce.
     fn broadcast_cost(&self, _: &Spec, _: &Topology, _root: u32, cluster: &Cluster) -> Shape {
         Shape {
             line: 1.0,

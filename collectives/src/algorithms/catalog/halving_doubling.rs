@@ -1,8 +1,8 @@
 //! Halving-doubling: [exchange in pairs](crate::algorithms::parts::doubling) at doubling distance,
 //! the nearest first (Thakur, Rabenseifner & Gropp, 2005).
 //!
-//! Where M is not a power of two, one of each folded pair reduces all of it. Additions are in the
-//! canonical order ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
+//! Where M is not a power of two, one member of each folded pair does all reductions of the pair.
+//! Additions are in the canonical order ([`Algorithm::CANONICAL`](crate::Algorithm::CANONICAL)).
 
 use super::prelude::*;
 

@@ -1,5 +1,5 @@
 //! Rabenseifner: [halving-doubling](super::halving_doubling), but where M is not a power of two,
-//! both of a folded pair reduce a half (Rabenseifner, "Optimization of Collective Reduction
+//! both members of a folded pair reduce a half (Rabenseifner, "Optimization of Collective Reduction
 //! Operations", 2004).
 //!
 //! That takes two messages of half the size one after the other, but half the reductions. Additions

@@ -98,7 +98,8 @@ struct Parts {
     /// (SAME).
     of: Vec<u128>,
     all: u128,
-    /// How many times as long as with its own piece the slowest line of a participant is busy.
+    /// How long the slowest line of a participant is busy, as a multiple of the time that its own
+    /// piece takes.
     line: f64,
 }
 

@@ -375,7 +375,8 @@ pub(crate) fn reduce_up(
     builder.finish(participants, me, blocks)
 }
 
-/// Reduces the own contribution and those from below; returns the time of the last one.
+/// Reduces the contributions of this participant and of its children; returns the time of the last
+/// one.
 fn gather(builder: &mut Builder, me: u32, is_server: bool, block: u32, place: &Place) -> u32 {
     let mut children = place.children.clone();
     // A fixed order of reduction, whichever message arrives first (SAME).
@@ -418,7 +419,7 @@ pub(crate) fn send_down(
     builder.finish(participants, me, blocks)
 }
 
-/// Sends the finished block to all below; returns the time of the last send.
+/// Sends the finished block to all children; returns the time of the last send.
 fn send_to_all(builder: &mut Builder, block: u32, now: u32, mut children: Vec<Link>) -> u32 {
     children.sort_by_key(|link| (link.down, link.peer));
     for link in &children {

@@ -100,7 +100,7 @@ struct Exchange {
     order: Vec<u32>,
     /// The position of each participant.
     position: Vec<u32>,
-    /// The own position.
+    /// The position of this participant.
     at: u32,
     turns: Turns,
     /// The place of this participant in the tree of each position, once it is known.

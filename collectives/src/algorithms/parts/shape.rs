@@ -103,7 +103,7 @@ impl Cluster {
         }
     }
 
-    /// All but one.
+    /// All nodes but one.
     pub(crate) fn others(&self) -> f64 {
         self.nodes - 1.0
     }

@@ -1,4 +1,4 @@
-//! How long a node has been without a stream of use, and the stream that may follow.
+//! How long a node has been without a working stream, and the stream that may follow.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use crate::control::connect::ToCoordinator;
 
-/// A stream that breaks earlier, and on which nothing has arrived, takes no more time to return.
+/// A stream that breaks earlier than this, and on which nothing has arrived, does not restart the
+/// time limit.
 const STABLE: Duration = Duration::from_secs(1);
 
 /// What is known of the streams after the first one.
@@ -17,8 +18,8 @@ pub(super) struct Absence {
     pub(super) next: Option<(ToCoordinator, Instant)>,
     /// The number of the stream.
     pub(super) attempt: u32,
-    /// When the last stream broke that was of use, until a message arrives again. So other streams
-    /// do not take more time.
+    /// When the last working stream broke; `None` once a message has arrived again. The time limit
+    /// begins then.
     pub(super) broke: Option<Instant>,
     /// Whether that stream was only silent.
     pub(super) was_silent: bool,
@@ -29,7 +30,7 @@ pub(super) struct Absence {
 }
 
 impl Absence {
-    /// A stream is lost, which last was of use `since` then.
+    /// A stream is lost, which last worked at `since`.
     pub(super) fn begin(&mut self, since: Instant, was_silent: bool) {
         (self.next, self.is_proven) = (None, false);
         if self.returned.take().is_some_and(|returned| returned.elapsed() >= STABLE) {

@@ -33,7 +33,8 @@ const BLOCK: usize = 256 << 10;
 const BLOCKS_EACH: usize = 32;
 const MOST_BLOCKS: usize = 1024;
 
-/// Differences of this part are not worth a thread; they may be chance.
+/// Rates of at least this part of the best one count as equal: the difference is not worth a
+/// thread, and may be chance.
 const SAME: f64 = 0.95;
 
 /// What has been found; `None` if it could not be measured.
@@ -45,7 +46,7 @@ pub(super) struct Found {
     pub(super) threads: Option<usize>,
 }
 
-/// Measures, on the first of `helpers` helpers. The best number of threads only if `all`.
+/// Measures on the first of `helpers` helpers: the best number of threads only if `all`.
 pub(super) fn measure(handover: &Handover, helpers: usize, all: bool) -> Found {
     let mut found = Found { worth: None, threads: None };
     if helpers < 2 {
@@ -93,7 +94,7 @@ fn enough(rates: &[(usize, f64)]) -> Option<usize> {
 /// The least time from waking a helper to its first instruction.
 fn waking(handover: &Handover) -> Duration {
     let one = |_| {
-        // It has just done something, and goes to sleep.
+        // The helper has just done something, and goes to sleep.
         std::thread::sleep(LATEST / 4);
         let (me, came) = (std::thread::current().id(), Mutex::new(None));
         let is_here = AtomicBool::new(false);

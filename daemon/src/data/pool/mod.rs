@@ -48,16 +48,16 @@ mod primitives {
 /// The name of every helper: together they are one series of the processor time (BOUND).
 const NAME: &str = "gw-reduce";
 
-/// The shares for each thread. If one is late, the others have no more than this part of its work
-/// left to do.
+/// The number of shares for each thread. If a thread is late, the others wait for at most one of
+/// its shares.
 const SHARES_EACH: u64 = 4;
 
 /// Shares are multiples of this size: a page, where the processor stops to fetch ahead, and a
 /// multiple of all elements and cache lines.
 const GRAIN: u64 = 4096;
 
-/// The bytes to touch for which a thread is woken, until waking has been measured: about 25 µs of a
-/// core.
+/// The fewest bytes to touch for which waking a thread pays, until waking has been measured: about
+/// 25 µs of a core.
 const WORTH: u64 = 256 << 10;
 
 /// The threads of a node for tensor bytes.
@@ -80,7 +80,7 @@ pub(crate) struct Pool {
 struct Shared {
     handover: Handover,
     helpers: AtomicUsize,
-    /// The bytes to touch for which a thread is woken.
+    /// The fewest bytes to touch for which waking a thread pays.
     worth: AtomicU64,
 }
 

@@ -99,8 +99,8 @@ impl Job {
         true
     }
 
-    /// A training process of an elastic job has ended. Returns whether that is a failure of the
-    /// epoch, unless it ended well.
+    /// A training process of an elastic job has ended. If it did not end well, true means that this
+    /// is a failure of the epoch.
     pub(super) fn worker_ended(
         &mut self,
         agent: usize,
@@ -114,7 +114,7 @@ impl Job {
         let is_over = self.is_stopping() || self.phase == Phase::Leaving;
         let Some(epochs) = &mut self.epochs else { return true };
         let leaves = epochs.members.is_leaving(worker);
-        // If its host has left before, it was counted then.
+        // If its host left before, the worker was counted then.
         let is_news = epochs.members.has(worker);
         let again = epochs.members.ended(worker, !end.is_well() || !is_member, now);
         if !is_member {
@@ -151,7 +151,7 @@ impl Job {
     /// two epochs nobody needs it any more.
     pub(super) fn leaving(&mut self, agent: usize, worker: u32) {
         if self.phase == Phase::Asked {
-            // It has taken the signal for a wish of this rank alone. The second one ends it.
+            // The rank has taken the signal as a request to this rank alone. A second one ends it.
             return self.order(agent, Order::End { role: Role::Rank(worker) });
         }
         if self.is_stopping() {

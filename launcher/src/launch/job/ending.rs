@@ -42,7 +42,7 @@ impl Job {
     }
 
     /// Whether a rank that has said that it is ending has now ended by itself. It took longer than
-    /// the launcher waits, and its exit code is the job's all the same (TELL).
+    /// the launcher waits, but its exit code is still that of the job (TELL).
     fn is_last_word(&self, cause: &Cause) -> bool {
         let Some(failure) = self.known_failure().filter(|failure| failure.details.gave_up) else {
             return false;
@@ -51,9 +51,9 @@ impl Job {
         matches!(role, Role::Rank(_)) && report::blames(failure, *role, host)
     }
 
-    /// The failure that the daemons have reported. In a further job, daemons belong to the ranks,
-    /// and report nothing here: then it is the failure that ended a rank. Elastic jobs form none,
-    /// and a rank's failure there has the numbers of its epoch.
+    /// The failure that the daemons have reported. The daemons of a further job belong to the
+    /// ranks, and report nothing here: then it is the failure that ended a rank. Elastic jobs form
+    /// no further jobs, and a failure that their ranks receive has the numbers of its epoch.
     fn known_failure(&self) -> Option<&Failure> {
         let of_a_rank = self.causes.iter().find_map(|cause| match cause {
             Cause::Ended { received: Some(failure), .. } => Some(&**failure),
@@ -177,8 +177,8 @@ impl Job {
         }
     }
 
-    /// Fails if a rank has ended well while another one forms a further job with all ranks: without
-    /// this, that one would wait until its start time limit, and would name itself (TELL).
+    /// Fails if a rank has ended well while another one forms a further job with all ranks. Without
+    /// this, the other rank would wait until its start time limit, and name itself (TELL).
     pub(super) fn find_absent(&mut self, now: Duration) {
         if self.phase != Phase::Running || self.epochs.is_some() {
             return;
@@ -199,10 +199,8 @@ impl Job {
         self.fail(cause, now);
     }
 
-    /// The daemon of a host is stopped, so that a rank there has failed. In an elastic job, ranks
-    /// wait for the next epoch instead, and the daemon is killed.
-    /// An agent says that its daemon is stopped by a signal; `rank_failed`: and that a rank of its
-    /// host has failed.
+    /// An agent reports that a signal has stopped its daemon; `rank_failed`: and that a rank there
+    /// has failed. In an elastic job, ranks wait for the next epoch, and the daemon is killed.
     pub(super) fn daemon_stopped(
         &mut self,
         node: usize,
@@ -214,7 +212,7 @@ impl Job {
         let known = known.filter(|known| known.pid == pid && now <= known.said + STOPPED);
         let at = known.map_or(at, |known| known.at);
         self.hosts[node].daemon_stopped = Some(StoppedDaemon { pid, at, said: now });
-        // On one host, nobody misses it while all ranks are idle.
+        // On one host, nobody misses the daemon while all ranks are idle.
         let is_long = self.phase == Phase::Running && now >= at + self.limits.silence;
         if is_long || rank_failed && self.epochs.is_none() {
             self.blame_daemon(node, now);
@@ -223,7 +221,7 @@ impl Job {
         }
     }
 
-    /// A stopped daemon can't say that it is why the others miss its signs of life (TELL).
+    /// Blames a stopped daemon whose signs of life others miss: it can't say so itself (TELL).
     pub(super) fn blame_missed_daemon(&mut self, now: Duration) {
         let is_over = !matches!(self.phase, Phase::Running | Phase::Gathering);
         if let Some(node) = (0..self.hosts.len()).find(|node| self.is_missed(*node))

@@ -85,7 +85,7 @@ impl Job {
     pub(super) fn end_stuck(&mut self, now: Duration) {
         let stuck: Vec<_> = self.stuck().filter(|(_, at)| *at <= now).collect();
         for (agent, _) in stuck {
-            // That it is stopped is the better cause.
+            // If the daemon is known to be stopped, that is the better cause.
             if !self.blame_daemon(agent, now) {
                 self.kill((agent, Role::Daemon));
             }
@@ -226,7 +226,7 @@ impl Job {
         epochs.restarts += u32::from(only_daemons);
         (epochs.why, epochs.ended, epochs.is_change) = (format!("after {why}"), at, false);
         epochs.force = Force::None;
-        // It takes a while until a host is given up that others don't reach.
+        // A host that others don't reach is given up only after a while.
         let is_known = |agent| epochs.unusable == unusable || epochs.members.was_left_out(agent);
         let is_unusable_again = unusable.is_some_and(is_known);
         let lasting = if is_unusable_again { REACHED } else { LASTING };
@@ -261,8 +261,8 @@ impl Job {
         }
     }
 
-    /// The host that is out of reach for the daemons of others, although the launcher reaches it:
-    /// the network between them is cut. If the first host is one of the two, it is the other one.
+    /// The host that the daemons of others don't reach, although the launcher does: the network
+    /// between them is cut. If the failure names the first host, then the host that reports it.
     fn unreached(&self) -> Option<usize> {
         let (from, failure) = self.failure.as_ref()?;
         // The daemons end by themselves after such a failure.

@@ -22,11 +22,11 @@ pub(super) struct Epochs {
     pub(super) ended: Duration,
     /// Whether it ended for a change, and not because of a failure.
     pub(super) is_change: bool,
-    /// A rank that was in it waits for the next one.
+    /// A rank that was in the last epoch waits for the next one.
     pub(super) goes_on: bool,
     /// What has been done to end it.
     pub(super) force: Force,
-    /// Since when no epoch has lasted, and how many have not.
+    /// Since when no epoch has lasted, and how many have ended early.
     pub(super) trouble: Option<(Duration, u32)>,
     /// The agent of the host that ended the last epoch: its daemon did not start, or other daemons
     /// did not reach it, although the launcher does.

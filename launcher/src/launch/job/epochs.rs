@@ -27,7 +27,7 @@ use crate::launch::{
 };
 
 /// After its daemons have left, a job may have ended or may go on with a change. If no rank says
-/// that it waits, because its standard error goes elsewhere, it has this time to end.
+/// that it waits, because its standard error goes elsewhere, the job has this time to end.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// How long ranks may take to end after the first has succeeded in an epoch that then failed.
@@ -261,7 +261,7 @@ impl Job {
         }
     }
 
-    /// The failure with which a rank waits for `ended`: for which call, and where.
+    /// The failure that a running rank got because `ended` has left: for which call, and where.
     fn told_of_the_end(&self, ended: Option<u32>) -> Option<(usize, Failure)> {
         let running = self.processes.iter().filter(|(_, process)| process.ended.is_none());
         running.into_iter().find_map(|((agent, _), process)| {
@@ -312,7 +312,7 @@ impl Job {
         self.epochs.as_ref().is_some_and(|epochs| epochs.members.survivors() == 0)
     }
 
-    /// Says how many ranks a job has lost that succeeds nevertheless.
+    /// Says how many ranks were lost, if the job succeeds nevertheless.
     pub(super) fn count_lost(&mut self) {
         let lost = self.epochs.as_ref().map_or(0, |epochs| epochs.lost);
         if lost > 0 && self.causes.is_empty() {
