@@ -33,18 +33,19 @@ def announced() -> Iterator[None]:
 
 
 def is_consequence(failure: dict[str, Any]) -> None:
-    """Says that this process ends because of a failure that another rank has caused."""
+    """Tells the agent that this process ends because of a failure that another rank has caused."""
     _tell(_CONSEQUENCE + json.dumps(failure).encode() + b"\n")
 
 
 def forms_another_job() -> None:
-    """Says that this process has left the job and waits for all ranks to form another one."""
+    """Tells the agent that this process has left the job and waits until ranks form another one."""
     _tell(_FORMS)
 
 
 def _tell(line: bytes) -> None:
-    """Writes a line to the agent, which names the pipe that it reads and a copy of its descriptor.
+    """Writes a line into the pipe that the agent reads.
 
+    The agent has named this pipe in a variable: its device and inode, and a copy of its descriptor.
     Standard error may be a file or another pipe.
     """
     device, _, rest = os.environ.get(_STDERR, "").partition(":")

@@ -1,8 +1,8 @@
 """Torch's store with a limit for each call (WAIT).
 
-Torch's own time-out is about keys that are missing. If the process that serves the store is
-stopped, or its host is gone without a word, a call waits for ever, and Ctrl-C does not end it. So
-each call is made by a thread of its own.
+Torch's own time-out applies only to missing keys. If the process that serves the store is stopped,
+or its host disappears silently, a call waits for ever, and Ctrl-C does not end it. So each call is
+made by a thread of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Answers:
-    """What a store answers. After the first call without an answer, no other one is tried.
+    """Calls a store with a time limit. After the first call without an answer, it tries no other.
 
     Args:
         name: The store, for errors.

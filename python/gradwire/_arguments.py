@@ -21,7 +21,7 @@ def whole_number(name: str, value: Any, most: int = _RANKS, *, least: int = 0) -
     """Returns a whole number, such as a rank, a tag or a process set id.
 
     Raises:
-        InvalidRequest: It is not one.
+        InvalidRequest: The value is not a whole number in this range.
     """
     try:
         number = operator.index(value)
@@ -40,7 +40,7 @@ def whole_numbers(name: str, values: Iterable[Any], most: int = _RANKS) -> list[
     """Returns a list of whole numbers from 0 to ``most``, such as ranks.
 
     Raises:
-        InvalidRequest: It is not one.
+        InvalidRequest: The value is not such a list.
     """
     try:
         given = list(values)
@@ -61,7 +61,7 @@ def rows(name: str, values: Iterable[Any] | None) -> list[int] | None:
 
 
 def seconds(name: str, value: Any) -> float:
-    """Returns a time, of which the native module checks the range.
+    """Returns a number of seconds. The native module checks its range.
 
     Raises:
         InvalidRequest: It is not a number.
@@ -75,10 +75,10 @@ def seconds(name: str, value: Any) -> float:
 
 
 def compressor(value: Any) -> Any:
-    """Returns a compressor, which has two functions.
+    """Returns the given compressor if it has ``compress`` and ``decompress``.
 
     Raises:
-        InvalidRequest: It has not.
+        InvalidRequest: It lacks one of them.
     """
     if not (hasattr(value, "compress") and hasattr(value, "decompress")):
         text = f"compression={value!r}: it must be one of hvd.Compression, such as Compression.fp16"

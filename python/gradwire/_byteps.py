@@ -8,11 +8,11 @@ import sys
 import gradwire
 from gradwire._errors import InvalidRequest, NotLaunched
 
-# What the settings read (settings/keys/src/horovod.rs).
+# Variables that the settings read (settings/keys/src/horovod.rs).
 _READ = ("BYTEPS_PARTITION_BYTES", "BYTEPS_LOG_LEVEL")
-# What the optimizers read.
+# Variables that the optimizers read.
 ASYNC, ASYNC_BOUND = "BYTEPS_ENABLE_ASYNC", "BYTEPS_ASYNC_MAX_STEPS_AHEAD"
-# What `gradwire join` reads (launcher/src/join/byteps.rs). It sets the last two.
+# Variables that `gradwire join` reads (launcher/src/join/byteps.rs). It sets the last two.
 _JOINED = (
     "DMLC_ROLE",
     "DMLC_NUM_WORKER",

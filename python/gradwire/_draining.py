@@ -1,11 +1,11 @@
 """SIGTERM makes a rank of an elastic job leave it, which is not a fault.
 
-A handler tells the launcher, which lets the rank leave at the next commit or step of all ranks. It
-then ends the process with a second SIGTERM. The handler is there from ``init()`` to ``shutdown()``,
-unless ``elastic.drain_on_term`` is off or the program has a handler of its own.
+A handler tells the launcher, which lets the rank leave at the next commit or step of all ranks. The
+launcher then ends the process with a second SIGTERM. The handler is installed from ``init()`` to
+``shutdown()``, unless ``elastic.drain_on_term`` is off or the program has its own handler.
 
-SIGTERM also ends a process whose job is being stopped. A handler can't tell the two apart at once,
-so it looks for a moment whether the job ends.
+SIGTERM also ends a process whose job is being stopped. The handler can't distinguish the two cases
+at once, so a thread checks for a moment whether the job ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType
 
 from gradwire import _native, _world
 
-# How long after the signal the end of the job is looked for, and how often, in seconds.
+# How long after the signal, and how often, the thread checks for the end of the job, in seconds.
 _LOOKS_FOR = 2.0
 _LOOKS_EVERY = 0.05
 
@@ -45,7 +45,7 @@ def _end() -> None:
 
 
 def _asked(number: int, _: FrameType | None) -> None:
-    # The second one ends the process.
+    # A second signal ends the process.
     signal.signal(number, signal.SIG_DFL)
     # A forked child, such as one of a DataLoader, is not a rank.
     if not _world.is_rank():

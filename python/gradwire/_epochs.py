@@ -20,7 +20,6 @@ from gradwire import _agent, _native, _staging, _world
 class Rejoined(NamedTuple):
     """The epoch that this rank has joined."""
 
-    # Its number.
     epoch: int
     # Whether some rank is new: it has none of the job's state.
     newcomers: bool
@@ -65,7 +64,7 @@ def rejoin(loss: _native.Failure | None = None) -> Rejoined:
     # If no further epoch forms, the launcher says for which call this rank waited.
     if loss is not None:
         _agent.is_consequence(loss.fields())
-    # Copies to the memory of operations that are about to end.
+    # Waits for copies to shared memory: the operations that need them are about to end.
     _staging.end_epoch()
     rejoined = Rejoined(*session.rejoin())
     _world.renew()

@@ -32,6 +32,7 @@ def write(error: BaseException, text: str, *, is_own: bool) -> None:
         return
     stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     about = {"py_callstack": stack, "timestamp": str(int(time.time()) + (not is_own))}
-    # `record` of PyTorch has written it if the program uses that. Nothing here may hide the error.
+    # If the program uses PyTorch's `record`, that has written the file. A failure here must not
+    # hide the error.
     with contextlib.suppress(OSError), open(path, "x") as file:
         json.dump({"message": {"message": text, "extraInfo": about}}, file)

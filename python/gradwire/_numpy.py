@@ -37,7 +37,7 @@ _BARE = {"bf16": "u16", "f8e4m3": "u8", "f8e5m2": "u8"}
 
 
 def _module() -> Any:
-    """Returns NumPy, which programs that only use gradwire.torch may not have installed."""
+    """Returns NumPy. Programs that only use gradwire.torch may not have it installed."""
     import numpy
 
     return numpy
@@ -133,7 +133,7 @@ class NumpyAdapter:
 
 
 def _shared(array: np.ndarray) -> _native.Buffer | None:
-    """Returns the memory of an array, or of a part of one, that was made by ``empty``."""
+    """Returns the memory of an array of ``empty``, or of a part of it; None for other arrays."""
     owner: Any = array
     while isinstance(owner, _module().ndarray):
         owner = owner.base

@@ -20,7 +20,7 @@ from gradwire._world import session
 
 # The beginning of each part of a broadcast: the sender's rank, and its root_rank.
 _ROOT = struct.Struct("<II")
-# Instead of a pickled object, which begins with another byte.
+# The first byte of an error text, sent instead of a pickled object: no pickle begins with it.
 _PROBLEM = b"!"
 
 
@@ -37,7 +37,7 @@ def dumps(value: Any) -> bytes:
 def _packed(obj: Any) -> tuple[bytes, Exception | None]:
     """Returns the pickled object, or a text for the other ranks and the error.
 
-    TELL: they wait for this rank.
+    TELL: the other ranks wait for this one.
     """
     try:
         return dumps(obj), None

@@ -139,7 +139,7 @@ class Handle(Generic[Result]):
 
         Raises:
             WaitTimeout: The operation did not complete within ``timeout``. It continues.
-            InvalidRequest: ``timeout`` is invalid, or a rank's request was.
+            InvalidRequest: ``timeout`` is invalid, or the request of a rank was invalid.
             GradwireError: The operation failed; the subclass and ``kind`` tell why.
         """
         if not hasattr(self, "_result"):
@@ -398,8 +398,8 @@ class Collectives(Generic[Array]):
     ) -> Handle[list[tuple[Array, list[int]]]]:
         """Starts an allgather; returns each result with the number of rows of each member.
 
-        ``kind`` is the prefix of the operation's name. ``op`` is what the caller does with the
-        rows; the operation fails if the ranks disagree about it.
+        ``kind`` is the prefix of the operation's name. ``op`` is the reduction that the caller
+        applies to the rows; the operation fails if the ranks disagree about it.
         """
         buffers = [self.place(array) for array in not_empty(arrays)]
         common = _common(kind, name, process_set)

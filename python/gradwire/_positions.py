@@ -14,8 +14,8 @@ def position(contributors: int, process_set: ProcessSet, gather: Callable[[], li
     Args:
         contributors: Their number.
         process_set: The process set of the collective.
-        gather: Returns the global ranks of all contributors. It is called if some ranks have
-            joined: then it is called on all others.
+        gather: Returns the global ranks of all contributors. If some ranks have joined, all other
+            ranks call it.
     """
     if contributors == members(process_set):
         at = rank() if process_set is global_process_set else process_set.rank()

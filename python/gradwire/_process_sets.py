@@ -1,7 +1,7 @@
-"""Process sets: groups of ranks, and those that are registered in this job.
+"""Process sets, which are groups of ranks, and the list of those that are registered.
 
-This module knows no session: ``_world`` registers and removes process sets with all ranks, and
-tells this one.
+This module does not use the session: ``_world`` registers and removes process sets with all ranks,
+and then calls this module.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 # The registered process sets, without ``global_process_set``, by their ids.
 registered: dict[int, ProcessSet] = {}
-# By the ranks of a process set, the number of joins in this session.
+# The number of joins in this session, by the ranks of the process set.
 joins: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
@@ -144,7 +144,7 @@ def remove(process_set: ProcessSet) -> None:
 
 
 def renew(everybody: _native.ProcessSet) -> None:
-    """Reads again the ids and ranks, after those of the job have changed.
+    """Updates the ids and ranks of process sets after the ranks of the job have changed.
 
     ``everybody``: the process set of all ranks.
     """

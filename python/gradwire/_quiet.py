@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-# Threads that do one thing only, by the end of a file name and a function in it. What waits behind
-# a gate of `_staging` is known otherwise.
+# Threads that do only one thing, given by the end of a file name and a function in that file. The
+# worker library itself knows about operations behind a gate of `_staging`.
 _HELPERS = (
     ("gradwire/_stacks.py", "_serve"),
     ("gradwire/_staging.py", "_serve"),
@@ -26,7 +26,7 @@ _HELPERS = (
     ("tensorboard/summary/writer/event_file_writer.py", "run"),
 )
 
-# Each returns those of the given threads that start nothing before an operation ends or another
+# Each function returns which of the given threads start nothing before an operation ends or another
 # thread does something.
 judges: list[Callable[[frozenset[int]], frozenset[int]]] = []
 
@@ -38,8 +38,8 @@ def others_are_quiet(waiting: frozenset[int]) -> bool:
         waiting: The identifiers of threads that wait for operations without a limit.
 
     Returns:
-        True if that is certain. An idle worker of a pool may just have got work, and the handler of
-        a running timer may raise, so neither is.
+        True if that is certain. It is not certain with an idle worker of a pool, which may just
+        have got work, or with a running timer, whose handler may raise.
     """
     # XLA's threads start operations without Python.
     if "gradwire.jax" in sys.modules or signal.getitimer(signal.ITIMER_REAL)[0] > 0:
@@ -52,9 +52,9 @@ def others_are_quiet(waiting: frozenset[int]) -> bool:
             if ident not in waiting and not _is_quiet(frame)
         )
     finally:
-        # It contains this frame, and so a cycle that would keep the tensors of all callers alive.
+        # They contain this frame: a cycle that would keep the tensors of all callers alive.
         frames.clear()
-    # Afterwards: the threads in `waiting` have not done anything since.
+    # The judges come after the frames: the threads in `waiting` have done nothing in between.
     for judge in judges:
         if left:
             left -= judge(left)

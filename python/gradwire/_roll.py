@@ -1,10 +1,10 @@
 """Which ranks have come to form a job through torch's store.
 
 Each rank leaves a mark in the store. If the job can't be formed, the error names the ranks without
-one, instead of what the store says about its keys and sockets.
+a mark, instead of keys and sockets of the store.
 
-Rank 0 may host the store, which then ends with it. So it leaves its error in the place of the job,
-for which the others wait, and stays for a moment until they have read it.
+Rank 0 may host the store, which then ends with it. So if rank 0 fails, it writes its error to the
+key of the job, for which the others wait, and stays for a moment until they have read the error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LISTED = 100
 _POLL_SECONDS = 0.2
 # How long rank 0 waits for the others to read its error, in seconds.
 _TELLING_SECONDS = 3.0
-# What rank 0 has to say about the job.
+# The key of rank 0's report about the job.
 _JOB = "job"
 _MORE_TIME = "For more time, set HOROVOD_START_TIMEOUT=SECONDS"
 
@@ -73,10 +73,10 @@ def publish(store: Any, report: dict[str, Any]) -> None:
 
 
 def read(store: Any, rank: int, within: timedelta) -> dict[str, Any]:
-    """Waits for what rank 0 has to say about the job.
+    """Waits for rank 0's report about the job, and returns it.
 
     Raises:
-        NotLaunched: Rank 0 could not form it.
+        NotLaunched: Rank 0 could not form the job.
     """
     store.wait([_JOB], within)
     report: dict[str, Any] = json.loads(store.get(_JOB))
@@ -99,7 +99,7 @@ def wait_for_address(host: str, port: int, within: timedelta) -> None:
     """Waits until the name of the store's host has an address, also on the rank that serves it.
 
     Raises:
-        NotLaunched: It has none in time.
+        NotLaunched: The name has no address in time.
     """
     deadline = time.monotonic() + within.total_seconds()
     while True:
@@ -118,7 +118,7 @@ def wait_for_address(host: str, port: int, within: timedelta) -> None:
 
 
 def wait_for_store(host: str, port: int, within: timedelta) -> None:
-    """Waits until the store answers: torch would log a page for each attempt.
+    """Waits until the store answers. Torch would log a page for each failed attempt.
 
     Raises:
         NotLaunched: It does not answer in time.
@@ -151,7 +151,7 @@ def unreachable(host: str, port: int, error: RuntimeError) -> NotLaunched:
 
 
 def taken(host: str, port: int, error: RuntimeError, hosts: bool) -> NotLaunched:
-    """Returns the error of a rank that can't use the store, or not serve it if it ``hosts`` it."""
+    """Returns the error of a rank that can't use the store, or can't serve it (``hosts``)."""
     what = "rank 0 can't serve" if hosts else "this rank can't use"
     return NotLaunched(
         f"{what} the ranks' store at {host}:{port} ({_first_line(error)}): if another program uses "

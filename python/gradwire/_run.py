@@ -22,7 +22,7 @@ from gradwire._programs import find
 
 # How the launcher begins the line with its own error.
 _ERROR = "error: "
-# What the launcher reports of the rank at fault.
+# The launcher's report about the rank at fault.
 _AT_FAULT = re.compile(r"gradwire: (?:the job failed: )?(rank (\d+) on host .*)")
 
 
@@ -66,9 +66,9 @@ def run(
         max_np: The job grows to at most this many ranks. The default is ``np``.
         spares: How many more processes are kept ready to replace lost ranks.
         host_discovery_script: A program that prints the hosts of an elastic job.
-        slots_per_host: The slots of a host that it prints without a number.
+        slots_per_host: The slots of a host that the program prints without a number.
         elastic_timeout: How many seconds an elastic job may take to continue.
-        reset_limit: How often it may continue.
+        reset_limit: How often an elastic job may continue.
         blacklist_cooldown_range: The first and the longest quarantine of a slot, in seconds.
         stop_signal: The signal that makes ``should_stop()`` true, besides SIGTERM: ``"SIGUSR1"`` or
             ``signal.SIGUSR1``, or SIGUSR2.
@@ -81,8 +81,8 @@ def run(
         InvalidRequest: An argument is invalid, or the function can't be pickled.
         NotLaunched: The program ``gradwire`` is not installed.
         Cancelled: A rank raised, or the job failed. The message contains the rank's traceback.
-        GradwireError: The ranks noticed only what happened to another one. This is the error of
-            the first of them, with the ``rank`` and ``host`` at fault, such as ``PeerLost``.
+        GradwireError: All failed ranks only noticed a failure of another rank. This is the error of
+            the first of them, such as ``PeerLost``, with the ``rank`` and ``host`` at fault.
 
     Example:
         ```python
@@ -204,7 +204,7 @@ def _checked(func: Any, args: Any, np: Any) -> int:
 def _results(
     folder: Path, size: int | None, code: int, why: str, at_fault: int | None
 ) -> list[Any]:
-    """Returns the results of all ranks, or those that an elastic job (``size`` is None) has.
+    """Returns the results of all ranks; of an elastic job (``size`` is None), those that exist.
 
     ``why`` is the error of the launcher, if it has printed one, and ``at_fault`` the rank that it
     names.
@@ -213,7 +213,7 @@ def _results(
         found = [pickle.loads(path.read_bytes()) for path in folder.glob("result.*")]
         return [result for _, result in sorted(found, key=lambda one: one[0])]
     errors: list[Path] = []
-    # What a rank raised itself says more than what the others noticed of it.
+    # The error of the rank at fault says more than the errors of ranks that noticed it.
     for kind in ("error", "noticed"):
         errors += sorted(folder.glob(f"{kind}.*"), key=lambda path: path.stat().st_mtime_ns)
     if errors:
@@ -244,7 +244,7 @@ def rank() -> None:
     """Runs on each rank: calls the function, and writes its result or its error to a file."""
     import traceback
 
-    # In an elastic job the rank may change; the number of the process does not.
+    # In an elastic job the rank may change; the worker id does not.
     own = os.environ.get("GRADWIRE_WORKER") or os.environ["GRADWIRE_RANK"]
     folder = Path(sys.argv[1])
     try:

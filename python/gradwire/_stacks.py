@@ -5,11 +5,10 @@ asks for them (``python/src/stacks.rs``):
 
 - A thread of this module writes them with ``faulthandler`` while it has the interpreter's lock.
 - If C code holds the lock, the handler of a signal writes them without it. Only a thread of the
-  native module ever gets this signal, and it sends it to itself. The signal is a real-time signal
-  that nobody else uses, so the program's own handlers and its own ``faulthandler`` stay as they
-  are.
+  native module ever gets this signal, and sends it to itself. It is an unused real-time signal, so
+  the program's own handlers and its own ``faulthandler`` stay as they are.
 
-Nothing of this runs until somebody asks.
+Neither runs until the native module asks.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ import threading
 from gradwire import _agent, _native
 
 _log = logging.getLogger("gradwire")
-# The process whose thread runs: a forked child has none.
+# The process in which the thread runs: a forked child has no such thread.
 _process = 0
 
 
 def start() -> None:
-    """Starts to answer, once per process. A process that can't is only described by its host."""
+    """Starts the thread, once per process. If that fails, reports lack this process's stacks."""
     global _process
     if _process == os.getpid():
         return
@@ -50,13 +49,13 @@ def start() -> None:
 
 
 def _unused_signal() -> int | None:
-    """Returns a real-time signal without a handler that no thread blocks or ignores, if any."""
+    """Returns a real-time signal that this process does not handle, ignore or block, if any."""
     used = 0
     with open("/proc/self/status", encoding="utf-8") as status:
         for line in status:
             if line.startswith(("SigCgt:", "SigIgn:", "SigBlk:")):
                 used |= int(line.split()[1], 16)
-    # Programs that use real-time signals begin at the first or the last one.
+    # Not the first or the last ones, which programs use first.
     numbers = range(signal.SIGRTMAX - 8, signal.SIGRTMIN + 8, -1)
     return next((number for number in numbers if not used >> (number - 1) & 1), None)
 

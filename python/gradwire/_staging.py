@@ -24,7 +24,7 @@ _STARTS = {
     *("broadcast", "allgather", "gather", "scatter", "alltoall"),
     *("send", "receive", "barrier", "join"),
 }
-# Runs after all earlier operations: a joined rank contributes no more data.
+# Operations that run after all earlier ones: a joined rank contributes no more data.
 _LAST = {"join"}
 # The maximum number of operations waiting for copies; MAX_HELD in worker-lib/src/naming.rs.
 _MAX_HELD = 1024
@@ -58,7 +58,7 @@ class Gates:
     def add(self, waits: list[Wait], gate: _native.Gate) -> None:
         """Adds a gate that opens after these waits."""
         with self._changed:
-            # Before the thread: if it can't be started now, the next call tries again.
+            # Before the thread is started: if that fails now, the next call tries again.
             self._closed.append((waits, gate))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._serve, name="gw-staging", daemon=True)
@@ -127,7 +127,7 @@ def _start(native: _native.Session, what: str, given: Any, named: dict[str, Any]
     elif not _copies.waits:
         return getattr(native, what)(*given, **named)
     _gates.wait_for_room()
-    # Not before the wait for room, which Ctrl-C may interrupt.
+    # Only after the wait for room: if Ctrl-C interrupts it, the copies stay registered.
     waits, _copies.waits = _copies.waits, []
     gate = _native.Gate()
     try:
@@ -138,7 +138,7 @@ def _start(native: _native.Session, what: str, given: Any, named: dict[str, Any]
 
 
 class Batch(Protocol):
-    """Operations waiting for copies that have not started."""
+    """Operations that wait for copies, which have not started."""
 
     def start(self) -> None:
         """Starts the copies."""
@@ -210,7 +210,7 @@ def drain() -> None:
 
 
 def session() -> _native.Session:
-    """Returns the session; while copies are in progress, one whose operations wait for them.
+    """Returns the session; while copies are in progress, a wrapper whose operations wait for them.
 
     The caller starts its copies before this call.
     """

@@ -41,7 +41,7 @@ from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# What a launcher tells the processes of a job, and processes of other jobs must not read.
+# Variables that a launcher sets for the processes of a job. Other jobs must not read them.
 _LAUNCH = tuple(
     f"GRADWIRE_{name}"
     for name in [
@@ -84,7 +84,7 @@ _services: list[subprocess.Popen[str]] = []
 _former: list[subprocess.Popen[str]] = []
 # How many jobs of a starter's tasks this process has joined.
 _joined = 0
-# What the user has set for jobs of this process, and a job replaces.
+# Variables of the user that a job replaces, kept for later jobs of this process.
 _given: dict[str, str] = {}
 # Counts the jobs that this process has formed without a launcher.
 _jobs = itertools.count()
@@ -130,7 +130,7 @@ def _join_tasks(why: str) -> None:
     """
     global _joined
     words = [find("gradwire"), "join", "--for", str(os.getpid()), "--session", str(_joined)]
-    # Standard error is that of the daemon, which outlives the command.
+    # Standard error is not captured: the daemon inherits it, and outlives the command.
     done = subprocess.run(
         words,
         env=os.environ | _given,
@@ -143,7 +143,7 @@ def _join_tasks(why: str) -> None:
         raise NotLaunched(why, kind="not-launched")
     if done.returncode != 0:
         raise NotLaunched(done.stdout.strip() or "gradwire join failed", kind="not-launched")
-    # The number must be the same on all ranks, also if one of them has tried in vain before.
+    # The number must be the same on all ranks, even if one of them has failed to join before.
     _joined += 1
     told = dict(line.split("=", 1) for line in done.stdout.splitlines())
     if "GRADWIRE_SECRET" in os.environ:
@@ -244,7 +244,8 @@ def stop(left: bool = False) -> str:
     grace period.
 
     Returns:
-        How a service ended badly; empty if the job has succeeded, as far as the services know.
+        How the first failed service ended; empty if the job has succeeded, as far as the services
+        know.
     """
     how = ""
     deadline = time.monotonic() + _GRACE_SECONDS
@@ -397,13 +398,13 @@ def clear_variables(left: bool, attached: bool = True) -> str:
     join its job.
 
     Returns:
-        As of ``stop``.
+        The result of ``stop``.
     """
     global _launched_here
     if _launched_here or attached:
         stale = _stale()
         if "GRADWIRE_ELASTIC" in os.environ:
-            # Nobody comes back to an elastic job, and these describe its first epoch.
+            # This process can't come back to the elastic job, and these describe its first epoch.
             stale.update(_NUMBERS, _TORCHRUN, _variables.NAMES)
         for name in stale:
             os.environ.pop(name, None)
@@ -429,7 +430,7 @@ def _number(name: str) -> int:
 def _torchrun_place() -> tuple[int, int, int, int]:
     """Returns torchrun's numbers: the rank, all ranks, the local rank, the ranks of this node.
 
-    With numbers that contradict each other, ranks would wait for one that does not exist.
+    If the numbers contradicted each other, ranks would wait for a rank that does not exist.
     """
     rank, size, local_rank, slots, port = map(_number, (*_TORCHRUN[:4], "MASTER_PORT"))
     first = rank - local_rank
@@ -481,8 +482,8 @@ def _store() -> _answers.Store:
     host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     answers = _answers.Answers(f"the ranks' store at {host}:{port}", within)
     if _torchrun_store is None:
-        # As torch's rendezvous, except that rank 0 does not wait here: nothing would name the ranks
-        # that are missing. Torch uses the same server for its own groups.
+        # As torch's rendezvous, except that rank 0 does not wait here: an error of that wait would
+        # not name the missing ranks. Torch uses the same server for its own groups.
         hosts = _number("RANK") == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         _roll.wait_for_address(host, port, within)
         if not hosts:

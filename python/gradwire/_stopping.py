@@ -26,8 +26,8 @@ _asked = False
 def should_stop(*signals: int) -> bool:
     """Returns whether any rank was asked to stop. All ranks call it, at the same point.
 
-    The first call makes this process note SIGTERM instead of ending, once: a second one ends it.
-    Call it in the main thread.
+    The first call makes this process note SIGTERM instead of ending. A second SIGTERM ends it. Call
+    this function in the main thread.
 
     Args:
         *signals: Further signals to note, such as the one of Slurm's ``--signal``. The option
@@ -97,7 +97,8 @@ def _note(number: int) -> None:
 def _noted(number: int, _: FrameType | None) -> None:
     global _asked
     _asked = True
-    # Others may come twice: from the launcher, and from a scheduler that signals every process.
+    # Other signals keep this handler. They may come twice: from the launcher, and from a scheduler
+    # that signals every process.
     if number in (signal.SIGTERM, signal.SIGINT):
         # None: a handler that was not set by Python can't be restored.
         before = _before[number]

@@ -85,7 +85,7 @@ class _Trace:
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Starts recording the activity of all ranks and nodes of the job to a file.
 
-    In an elastic job, it ends with the epoch.
+    In an elastic job, the recording ends with the epoch.
 
     Call it on all ranks or only on rank 0: rank 0 writes the file on its host, and the call does
     nothing on the others. ``stop_timeline()`` or ``shutdown()`` stops it. The file is in the Trace

@@ -27,7 +27,7 @@ causes: list[Callable[[BaseException], _native.Failure | None]] = []
 # Tells the other ranks why this process is ending.
 tell: Callable[[], None] | None = None
 
-# About a screen.
+# The longest message that other ranks get: about a screen.
 _MAX_LINES, _MAX_CHARACTERS = 20, 1600
 _PACKAGES = ("gradwire", "torch")
 _watching = False
@@ -62,7 +62,7 @@ def watch() -> None:
     in_main, in_thread = sys.excepthook, threading.excepthook
 
     def main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # The interpreter sets this before it ends. A program that calls the hook itself goes on.
+        # The interpreter sets this before it ends. If the program calls the hook, it goes on.
         is_end = getattr(sys, "last_value", None) is error
         if is_end:
             _note(error)

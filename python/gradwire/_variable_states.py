@@ -49,7 +49,7 @@ class VariablesState(ObjectState):
     def restore(self) -> None:
         """Returns to the saved variables and attributes."""
         for variable, copy in self._saved_variables:
-            # A backend may go on with the memory that it is given.
+            # A backend may keep using the array that it is given.
             variable.assign(copy.copy())
         super().restore()
 
@@ -57,7 +57,7 @@ class VariablesState(ObjectState):
         """Copies variables and attributes of one rank to all ranks, and saves them.
 
         Raises:
-            InvalidRequest: The ranks have other variables.
+            InvalidRequest: The ranks have different variables.
         """
         variables = self._variables()
         own = [(tuple(each.shape), str(each.dtype)) for each in variables]

@@ -4,9 +4,9 @@
 set when the rank has attached, and removed when it leaves.
 
 The place of a rank changes with the epochs of an elastic job, and a process that comes later gets
-no place from the launcher. So its variables are set in each epoch, also those that
-``torch.distributed`` reads. ``MASTER_PORT`` is another one each time, because the store of an
-earlier epoch may still use the last one.
+no place from the launcher. So the variables are set in each epoch, also those that
+``torch.distributed`` reads. ``MASTER_PORT`` differs in each epoch, because the store of an earlier
+epoch may still use its port.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def set_for(session: _native.Session) -> None:
     meeting = session.meeting_point
     if meeting is not None:
         own |= {f"GRADWIRE_{name}": str(value) for name, value in place.items()}
-    # All processes of the first epoch have those of the launcher.
+    # In the first epoch, all processes have the launcher's values.
     if meeting is not None and session.epoch > 1:
         address, port = meeting
         own |= {

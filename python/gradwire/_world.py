@@ -22,7 +22,7 @@ from gradwire._errors import (
 )
 from gradwire._process_sets import ProcessSet, global_process_set
 
-# How long a rank that leaves waits for the others to request the removals of process sets.
+# How long ``shutdown`` waits for the other ranks to request the removals of process sets.
 _GRACE_SECONDS = 5.0
 _lock = threading.Lock()
 _session: _native.Session | None = None
@@ -31,14 +31,14 @@ _process = 0
 how_to_begin = "call init() first"
 # Whether this process has left an elastic job.
 _left = False
-# The process in which ``multiprocessing`` calls this module at its end.
+# The id of the process that has registered its end with ``multiprocessing``.
 _registered = 0
 # Whether the launcher has started this process after the first epoch of the job.
 _is_newcomer = False
 # Callbacks of other modules: after the session starts, before a process set is removed, and before
 # the session ends.
 after_init: list[Callable[[], None]] = []
-# What a new process of an elastic job does before it joins: afterwards, the others wait for it.
+# Called in a new process of an elastic job before it joins: afterwards, the others wait for it.
 before_joining: list[Callable[[], None]] = []
 before_removal: list[Callable[[], None]] = []
 before_shutdown: list[Callable[[], None]] = []
@@ -137,7 +137,7 @@ def init(
             )
         try:
             # An elastic job has compared its ranks already, and in a later epoch only newcomers
-            # are here.
+            # call this.
             if not made.elastic:
                 made.barrier(name="init").wait()
         except BaseException as error:
@@ -145,7 +145,7 @@ def init(
             if not isinstance(error, GradwireError) or error._failure is None:
                 made.abort(why)
             elif error.rank not in (None, made.rank):
-                # The job ends with it, and the launcher names the rank at fault.
+                # The job ends with this failure, and the launcher names the rank at fault.
                 made.abort(why, error._failure)
             else:
                 # All ranks see this error themselves: this rank must not look like the cause.
@@ -169,8 +169,8 @@ def init(
 def shutdown() -> None:
     """Leaves the job cleanly.
 
-    Operations that are still in flight fail on the other ranks. It is called automatically when the
-    process exits; a second call does nothing.
+    Operations that are still in flight fail on the other ranks. This is called automatically when
+    the process exits; a second call does nothing.
 
     Raises:
         PeerLost: The job has failed. Under torchrun, the first rank of a host waits for the others,
@@ -222,7 +222,7 @@ def _detach() -> _native.Session | None:
 
 
 def renew() -> None:
-    """Reads again what depends on the ranks of the job, after they have changed."""
+    """Updates variables and process sets after the ranks of the job have changed."""
     native = session()
     _variables.restore()
     _variables.set_for(native)
@@ -249,7 +249,7 @@ def is_elastic() -> bool:
 
 
 def is_newcomer() -> bool:
-    """Returns whether this process was started later than its job, for an elastic one."""
+    """Returns whether this process was started after the first epoch of an elastic job."""
     return _is_newcomer
 
 
@@ -276,8 +276,8 @@ def mark_step() -> None:
 def paused(what: str = "evaluation") -> contextlib.AbstractContextManager[None]:
     """Says that the program makes no training steps for a while.
 
-    Until the end of the ``with`` block, a job that stands still is not reported, and no wait ends
-    it (``watchdog.*``, ``negotiation.stall_shutdown_ms``). One rank that is paused is enough.
+    Until the end of the ``with`` block, a standstill is not reported, and no wait ends the job
+    (``watchdog.*``, ``negotiation.stall_shutdown_ms``). One rank that is paused is enough.
     Reports and ``gradwire why`` show the pause.
 
     Args:
@@ -328,7 +328,7 @@ def abort(reason: str) -> None:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """Leaves the job at the end of this process, and then ends what it has started."""
+    """Leaves the job at the end of this process, and then ends the services that it has started."""
     try:
         with contextlib.suppress(RuntimeError):  # the failed calls have already reported it
             yield
@@ -337,9 +337,9 @@ def _ending() -> Iterator[None]:
 
 
 def _leave_with_multiprocessing() -> None:
-    """Registers the end of this process, if ``multiprocessing`` has started it.
+    """Registers ``_at_end_of_target`` if ``multiprocessing`` has started this process.
 
-    Its forked processes end without the handlers of ``atexit``.
+    Processes that ``multiprocessing`` has forked end without the handlers of ``atexit``.
     """
     global _registered
     multiprocessing = sys.modules.get("multiprocessing.process")
@@ -356,7 +356,7 @@ def _leave_with_multiprocessing() -> None:
 def _at_end_of_target() -> None:
     """Leaves the job when the target of a process of ``multiprocessing`` has ended (TELL).
 
-    It runs while an exception of the target is on its way.
+    It runs while an exception of the target propagates.
     """
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):
@@ -398,7 +398,7 @@ def _at_exit() -> None:
         if _session is not None and _uncaught.text is not None:
             _tell()
         elif _has_exit_code():
-            # SystemExit can't be distinguished here. The exit code, not known yet, decides.
+            # A ``SystemExit`` is not visible here. The exit code, not known yet, decides.
             ended = _detach()
             if ended is not None:
                 ended.leave_at_exit(_start.hand_over(), removals)

@@ -76,13 +76,13 @@ class State:
     ) -> None:
         del get_rank
         self._broadcast = bcast_object
-        # Changes that ``on_hosts_updated`` was told, and the time of the last one that is agreed.
+        # Changes that ``on_hosts_updated`` has noted, and the time of the last agreed change.
         self._host_messages: queue.Queue[tuple[float, int]] = queue.Queue()
         self._last_updated_timestamp: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
         # The rank whose state the others receive.
         self._root = 0
-        # Whether this process has the state of the job, and not only its own first one.
+        # Whether this process has the state of the job, and not only its own initial state.
         self._holds = False
         self._vote = _Vote.NOTHING
 
@@ -166,7 +166,8 @@ class State:
         """Notes a change of the hosts for the next ``commit`` or ``check_host_updates``.
 
         Args:
-            timestamp: The time of the change. An earlier one than the last is ignored.
+            timestamp: The time of the change. If it is not later than that of the last agreed
+                change, the change is ignored.
             update_res: Horovod's code: 1 if hosts were removed, 2 if hosts were added, 3 for both.
         """
         self._host_messages.put((timestamp, update_res))
@@ -192,7 +193,7 @@ class State:
         return functools.reduce(lambda all_of_them, one: all_of_them | one[1], told, 0)
 
     def _agree_to(self, vote: _Vote) -> None:
-        """Votes. After a loss meanwhile, ``_settle`` receives the outcome."""
+        """Votes. If a rank is lost meanwhile, ``_settle`` receives the outcome."""
         self._vote = vote
         _world.session().vote(True)
         self._vote = _Vote.NOTHING
@@ -229,20 +230,20 @@ class State:
         return 0
 
     def _load_stored(self) -> None:
-        """Loads that commit."""
+        """Loads the newest commit on this rank's disk."""
 
     def _begin(self, skip_sync: bool) -> None:
         """Synchronizes the state before the function is called, unless no rank needs that.
 
         Raises:
-            PeerLost: No rank has the state, and it is not that of a new job.
+            PeerLost: No rank has the state, although the job is not new.
         """
         stored = 0 if self._holds else self._stored()
         own = (skip_sync and self._holds, self._holds, stored, _world.is_newcomer())
         told = allgather_object(own, "elastic.begin")
         if not all(skip for skip, _, _, _ in told):
-            # The lowest rank that has the state: a lost rank may have left rank 0 to one without
-            # it. In a new job, the one with the newest commit.
+            # The root is the lowest rank that has the state: rank 0 may now be a newcomer. In a new
+            # job, it is the rank with the newest commit on its disk.
             ages = [(holds, 0 if holds else stored) for _, holds, stored, _ in told]
             if max(ages) == (False, 0) and all(newcomer for _, _, _, newcomer in told):
                 raise PeerLost(
@@ -348,8 +349,8 @@ def run_fn(
         A function with the same arguments. It returns what ``func`` returns.
 
     Raises:
-        InvalidRequest: ``func`` is not a function; when it is called, also if its first argument is
-            not a ``State``.
+        InvalidRequest: ``func`` is not a function. The decorated function also raises it, if its
+            first argument is not a ``State``.
     """
     if not callable(func):
         raise InvalidRequest(f"func is a {type(func).__name__}, not a function", kind="invalid")

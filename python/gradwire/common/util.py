@@ -64,7 +64,7 @@ def check_extension(ext_name: str, *args: Any) -> None:
         *args: Horovod's further arguments; ignored.
 
     Raises:
-        ImportError: It is another framework.
+        ImportError: Gradwire does not work with that framework.
     """
     if not any(framework in ext_name.lower() for framework in _FRAMEWORKS):
         raise ImportError(

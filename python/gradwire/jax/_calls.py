@@ -1,4 +1,4 @@
-"""The collectives of ``gradwire.jax`` on trees of arrays, and what is made of them."""
+"""The collectives of ``gradwire.jax`` on trees of arrays, and functions that use them."""
 
 from __future__ import annotations
 
@@ -316,8 +316,8 @@ def barrier(
 ) -> Any:
     """Waits until every rank of the process set has reached it.
 
-    XLA computes in any order that the data allows. So in a compiled function, what must come before
-    the barrier passes through it, and what must come afterwards uses its result.
+    XLA computes in any order that the data allows. So in a compiled function, pass as ``tree`` the
+    arrays that must be computed first, and use the result in later computations.
 
     Args:
         tree: What the barrier waits for: an array, or a tree of arrays. None in a program that is

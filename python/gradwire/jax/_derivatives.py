@@ -99,7 +99,8 @@ def _gradients(plan: Plan, shapes: Shapes, masks: Arrays, given: Arrays) -> Arra
     if plan.collective == "broadcast":
         reduced = collective(_back(plan, "allreduce", op="average"), given)
         is_root = plan.position == plan.root_position
-        # Zeros that depend on the gradients, so that all ranks make the calls of a second one.
+        # Zeros that depend on the gradients, so that all ranks take part in a second
+        # differentiation.
         return tuple(jnp.where(is_root, each, jnp.zeros_like(each)) for each in reduced)
     if plan.collective == "allgather":
         reduced = collective(_back(plan, "allreduce", op="average"), given)
@@ -160,8 +161,8 @@ def _to_holders(plan: Plan, masks: Arrays, given: Arrays) -> Arrays:
 def extremum(plan: Plan, leaves: Arrays) -> Arrays:
     """Returns a minimum or maximum.
 
-    Which rank has it is a matter of equal bits, so floats are scaled here: during the exchange,
-    short ones would be rounded in another way.
+    Equal values tell which ranks had it. So floats are scaled here: during the exchange, short ones
+    would be rounded differently.
     """
     before, after = plan.prescale, plan.postscale
     if before == after == 1.0 or not all(map(_is_inexact, leaves)):

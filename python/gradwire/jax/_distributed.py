@@ -1,4 +1,4 @@
-"""JAX's own job of several processes, with the ranks of Gradwire's."""
+"""Starts JAX's own runtime for several processes, with the ranks of the Gradwire job."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from jax.custom_batching import custom_vmap
 from gradwire import _native, _world
 from gradwire.jax import _tracing
 
-# The number of an operation. XLA may have no 64-bit integers.
+# The number of an operation, in two parts: XLA may have no 64-bit integers.
 _TOKEN = jax.ShapeDtypeStruct((2,), np.uint32)
 
 
@@ -39,7 +39,7 @@ class Plan:
         root: The rank that a broadcast comes from.
         root_position: Its position among the members.
         is_step: Whether the call ends a training step.
-        site: The line of the program.
+        site: The line of the program that makes the call.
     """
 
     collective: str
@@ -142,7 +142,7 @@ def _bind() -> None:
 
 
 def _register() -> None:
-    """Makes the functions known to XLA, and the session to them."""
+    """Registers the functions with XLA, and gives them the session."""
     for name, handler in _native.xla_targets().items():
         jax.ffi.register_ffi_target(name, handler, platform="cpu")
     if _world.is_rank():

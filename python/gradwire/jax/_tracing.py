@@ -89,7 +89,7 @@ def claim(names: Iterable[str]) -> None:
     """Refuses a name that another call in the same traced function has.
 
     Raises:
-        InvalidRequest: A name is there already.
+        InvalidRequest: Another call has one of the names.
     """
     frames = [trace for trace in _chain() if type(trace).__name__ == "DynamicJaxprTrace"]
     known = _names.setdefault(frames[0], set()) if frames else set()

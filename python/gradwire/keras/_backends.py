@@ -1,4 +1,4 @@
-"""What depends on the backend of Keras: the exchange of gradients."""
+"""The exchange of gradients, which depends on the backend of Keras."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from gradwire._process_sets import ProcessSet, global_process_set
 
 if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 10):
     # This module is imported first: others need parts that Keras 2 lacks.
-    # Keras 3.4 and older clip before the accumulation; up to 3.9, loss scaling is not noticed.
+    # Keras 3.4 and older clip gradients before accumulating them; up to 3.9, this package can't
+    # detect loss scaling.
     raise ImportError(
         f"gradwire.keras needs Keras 3.10 or newer, and this is {keras.__version__}: "
         "pip install --upgrade keras"
     )
 
-# Reduces gradients; called with them and their variables.
+# Reduces gradients; called with the gradients and their variables.
 Exchange = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
 
@@ -108,7 +109,7 @@ def _of_jax(compression: Any, op: Any, process_set: ProcessSet) -> Exchange:
     def reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         if _world.members(process_set) == 1:
             return list(gradients)
-        # Keras' names may be used twice, those of a call may not.
+        # Keras may use a name twice, but the names within a call must differ.
         names = [f"{at}.{variable.path}" for at, variable in enumerate(variables)]
         tree = dict(zip(names, gradients))
         found = step_gradients(tree, "gradients", op, process_set, compression)

@@ -1,4 +1,4 @@
-"""Loading models whose optimizer exchanges gradients again, and copying them to all ranks."""
+"""Loads models with a distributed optimizer, and copies models to all ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def state_of(model: keras.Model, optimizer: Any) -> list[Any]:
 
     Args:
         model: The model.
-        optimizer: Its optimizer, which is built if it is not; None if there is none.
+        optimizer: The optimizer of the model, built here if necessary; None if there is none.
     """
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
@@ -60,7 +60,7 @@ def broadcast_model(model: keras.Model, root_rank: int) -> None:
 
 
 def _is_number(variable: Any) -> bool:
-    """Returns whether a variable can be exchanged; the states of seed generators are numbers."""
+    """Returns whether a variable contains numbers, such as the state of a seed generator."""
     return str(keras.backend.standardize_dtype(variable.dtype)) != "string"
 
 
@@ -78,7 +78,7 @@ def load_model(
     Args:
         filepath: The file of the model.
         custom_optimizers: Classes of optimizers that the model may use, besides those of Keras.
-        custom_objects: Other classes and functions that it uses, by their names.
+        custom_objects: Other classes and functions that the model uses, by their names.
         compression: One of ``Compression``; None compresses nothing.
         **options: Further options of ``keras.models.load_model``.
 

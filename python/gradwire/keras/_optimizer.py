@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` for Keras 3, and the models that it was saved with.
+"""``DistributedOptimizer`` for Keras 3.
 
 The given optimizer changes its class: to a subclass with the same name, which exchanges gradients
 where Keras clips them. That is once per update, after the accumulation of gradients, and before
@@ -57,7 +57,7 @@ class _Distributed:
         self._gradwire.local.add(id(variable))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A LossScaleOptimizer clears this attribute of the optimizer that it takes.
+        # A LossScaleOptimizer clears this attribute of the optimizer that it wraps.
         if name == "loss_scale_factor":
             asking = sys._getframe(1).f_locals.get("self")
             if isinstance(asking, keras.optimizers.LossScaleOptimizer):
@@ -65,7 +65,7 @@ class _Distributed:
         super().__setattr__(name, value)
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
-        # ``_clip_gradients`` is not told the variables.
+        # ``_clip_gradients`` does not receive the variables.
         self._gradwire.variables = list(trainable_variables)
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
@@ -101,7 +101,7 @@ def _distributed(kind: Any) -> Any:
     """Returns the subclass of an optimizer's class that exchanges gradients."""
 
     def from_config(_: Any, /, config: dict[str, Any], **options: Any) -> Any:
-        """Returns an optimizer that exchanges nothing: it is that of a saved model."""
+        """Returns an optimizer of the original class, which exchanges nothing."""
         return kind.from_config(config, **options)
 
     attributes: dict[str, Any] = {
@@ -110,7 +110,7 @@ def _distributed(kind: Any) -> Any:
         "from_config": classmethod(from_config),
     }
     made = type(kind.__name__, (_Distributed, kind), attributes)
-    # What Keras writes to a saved model for the class itself.
+    # In a saved model, Keras writes the name of the original class.
     public = api_export.get_name_from_symbol(kind)
     if public is not None:
         api_export.REGISTERED_OBJS_TO_NAMES[made] = public
@@ -150,7 +150,7 @@ def DistributedOptimizer(
         compression: One of ``Compression``, or another class with ``compress`` and ``decompress``.
             None compresses nothing.
         sparse_as_dense: Whether gradients that are ``tf.IndexedSlices`` become dense tensors first.
-        gradient_predivide_factor: What gradients are divided by before they are added.
+        gradient_predivide_factor: The number by which gradients are divided before they are added.
         op: The reduction; ``Average`` by default.
         groups: The number of groups that gradients are exchanged in, or a list of lists of
             variables. By default, groups are made by size.
@@ -220,7 +220,8 @@ def PartialDistributedOptimizer(
 
     Args:
         optimizer: An optimizer of Keras 3, which is changed.
-        local_layers: A Keras layer, or several, whose gradients stay on their rank. They are built.
+        local_layers: A Keras layer, or several, whose gradients stay on their rank. They must be
+            built.
         **options: The further arguments of ``DistributedOptimizer``.
 
     Returns:

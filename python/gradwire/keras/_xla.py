@@ -1,8 +1,8 @@
 """Switches XLA off for models whose optimizer exchanges gradients.
 
 Keras compiles with XLA if a model supports it (``jit_compile="auto"``, the default). An exchange
-can't be compiled, so such a model does not support it. Keras asks a function of its trainer, which
-has no place to register an answer; so that function is replaced.
+can't be compiled, so such a model does not support it. A function of Keras decides this, without a
+hook for other packages. So this module replaces that function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _switched_off = False
 
 
 def switch_off() -> None:
-    """Lets Keras ask here as well; further calls do nothing."""
+    """Replaces Keras' function; further calls do nothing."""
     global _switched_off
     from keras.src.trainers import trainer
 
@@ -34,7 +34,7 @@ def switch_off() -> None:
 
         if not is_distributed(getattr(model, "optimizer", None)):
             return bool(supports(model))
-        # The attribute's setter only asks if the program has demanded it.
+        # The setter of ``jit_compile`` calls this only if the program has requested XLA.
         if sys._getframe(1).f_code.co_name == "jit_compile":
             raise InvalidRequest(
                 "XLA can't compile the exchange of gradients: pass jit_compile=False, or leave it "

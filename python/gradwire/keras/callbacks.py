@@ -50,7 +50,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         device: Ignored; exists for Horovod scripts.
 
     Attributes:
-        broadcast_done: Whether it has happened.
+        broadcast_done: Whether the model has been copied in this ``fit``.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -76,7 +76,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Copies the model unless that has happened.
+        """Copies the model unless it has been copied.
 
         Args:
             batch: Ignored.
@@ -97,7 +97,7 @@ class JoinCallback(keras.callbacks.Callback):
     averages over the ranks that still have batches. Then all ranks receive the weights and the
     state of the optimizer from one that had the most batches.
 
-    It goes before all other callbacks that exchange something at the end of an epoch, such as
+    Put it before all other callbacks that exchange something at the end of an epoch, such as
     ``MetricAverageCallback``.
     """
 
@@ -140,7 +140,7 @@ class JoinCallback(keras.callbacks.Callback):
 class MetricAverageCallback(keras.callbacks.Callback):
     """Replaces the metrics of an epoch by their averages over all ranks.
 
-    It goes before callbacks that use the metrics, such as ``ReduceLROnPlateau``.
+    Put it before callbacks that use the metrics, such as ``ReduceLROnPlateau``.
 
     Args:
         device: Ignored; exists for Horovod scripts.
@@ -175,7 +175,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         multiplier: A factor, or a function of the epoch. If ``staircase`` is False, the function is
             called for each batch, with fractions of epochs.
         start_epoch: The first epoch of the schedule.
-        end_epoch: The epoch after the last one; None: there is none.
+        end_epoch: The epoch after the last one of the schedule; None if the schedule does not end.
         staircase: Whether the rate changes at the beginning of an epoch only.
         momentum_correction: Whether the momentum of SGD is scaled with the rate when it changes.
         steps_per_epoch: The number of batches of an epoch, if Keras does not know it.
@@ -207,7 +207,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         """Returns the factor for an epoch.
 
         Args:
-            epoch: The epoch, from 0; a fraction within it.
+            epoch: The epoch, from 0, with fractions for its batches.
 
         Returns:
             The factor.
@@ -275,8 +275,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         optimizer, before = self.model.optimizer, self._rate()
         after = self.initial_lr * factor
         optimizer.learning_rate = after
-        # SGD's velocity has the old rate in it. To scale it once has the effect of Horovod's other
-        # momentum for one batch, which a compiled function would not see.
+        # SGD's velocity contains the old rate. Horovod changes the momentum for one batch, which a
+        # compiled function would not notice. Scaling the velocity once has the same effect.
         if self.momentum_correction and before > 0 and after != before and optimizer.built:
             for velocity in getattr(optimizer, "momentums", None) or []:
                 velocity.assign(velocity * (after / before))
@@ -289,7 +289,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: The learning rate for all ranks: usually that of one rank times ``size()``.
-        warmup_epochs: After how many epochs it is reached.
+        warmup_epochs: The number of epochs until this rate is reached.
         momentum_correction: Whether the momentum of SGD is scaled with the rate when it changes.
         steps_per_epoch: The number of batches of an epoch, if Keras does not know it.
         verbose: Whether rank 0 prints the rate at the end.
@@ -320,7 +320,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         return 1.0 / size * (epoch * (size - 1) / self.warmup_epochs + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the learning rate to the metrics, and tells the end of the warmup.
+        """Adds the learning rate to the metrics, and reports the end of the warmup.
 
         Args:
             epoch: The epoch, from 0.
@@ -334,14 +334,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Saves the model on rank 0 whenever a metric has improved.
 
-    Put it behind ``MetricAverageCallback``, so that the metric is that of all ranks.
+    Put it after ``MetricAverageCallback``, so that the metric is the average over all ranks.
 
     Args:
         filepath: The file of the model.
         monitor: The metric.
         verbose: Whether a line is printed for each saved model.
         mode: ``min``, ``max`` or ``auto``: which values are better.
-        save_freq: ``epoch``, or the number of batches between two looks at the metric.
+        save_freq: ``epoch``, or the number of batches between two checks of the metric.
         **kwargs: Further arguments of ``keras.callbacks.ModelCheckpoint``.
     """
 

@@ -55,7 +55,7 @@ class KerasState(VariablesState):
 
     Args:
         model: The model. It must be built.
-        optimizer: Its optimizer; None takes that with which the model is compiled.
+        optimizer: Its optimizer. The default is the optimizer with which the model is compiled.
         backend: Ignored; exists for Horovod scripts.
         **kwargs: The attributes and their first values, such as ``batch=0, epoch=0``. They can be
             copied and pickled.
@@ -89,14 +89,14 @@ class KerasState(VariablesState):
         )
 
     def reset(self) -> None:
-        """Has the next ``fit`` compile the training again, for another number of ranks."""
+        """Makes the next ``fit`` compile the training again, for another number of ranks."""
         self.model.train_function = None
 
 
 class CommitStateCallback(keras.callbacks.Callback):
     """Commits a state after each epoch, and after a number of batches.
 
-    It goes behind the callbacks that change the state.
+    Put it after the callbacks that change the state.
 
     Args:
         state: The state.
@@ -150,7 +150,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class _EndOfEpoch:
-    """A true ``stop_training``, which ends only the epoch."""
+    """A value of ``stop_training`` that is true, but ends only the epoch."""
 
     def __bool__(self) -> bool:
         return True
@@ -169,15 +169,15 @@ def _with(state: Any, name: str) -> Any:
 class UpdateBatchStateCallback(keras.callbacks.Callback):
     """Counts the batches of the present epoch in ``state.batch``.
 
-    The first epoch after a change of the ranks gets as many batches fewer as it had already. Keras
-    must know the number of batches of an epoch for that: from the data, or from
+    The first epoch after a change of the ranks omits the number of batches that it already had. For
+    that, Keras must know the number of batches of an epoch: from the data, or from
     ``steps_per_epoch``.
 
     Args:
         state: The state, which has an attribute ``batch``.
 
     Raises:
-        InvalidRequest: It has none.
+        InvalidRequest: The state has no such attribute.
     """
 
     def __init__(self, state: Any) -> None:
@@ -225,7 +225,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         state: The state, which has an attribute ``epoch``.
 
     Raises:
-        InvalidRequest: It has none.
+        InvalidRequest: The state has no such attribute.
     """
 
     def __init__(self, state: Any) -> None:

@@ -2,8 +2,8 @@
 
 A tensor on the CPU is read as a NumPy array on the same memory, and copied to shared memory once.
 A result is a tensor on shared memory, without a copy: DLPack hands it to TensorFlow, which aborts
-the process if the memory is not aligned. So other memory is copied, and so are the dtypes that
-TensorFlow's DLPack lacks.
+the process if the memory is not aligned. So results that are not aligned are copied, and so are
+the dtypes that TensorFlow's DLPack lacks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gradwire._errors import InvalidRequest
 from gradwire._numpy import NumpyAdapter
 from gradwire._ops import Collectives
 
-# What TensorFlow's kernels require of memory, in bytes.
+# The alignment that TensorFlow's kernels require, in bytes.
 _ALIGNMENT = 64
 _NOT_IN_DLPACK = {"f8e4m3", "f8e5m2"}
 
 
 def as_array(tensor: tf.Tensor) -> np.ndarray:
-    """Returns a NumPy array on the memory of a tensor, or on a copy of a GPU's.
+    """Returns a NumPy array on the memory of a tensor; for a GPU tensor, on a copy.
 
     Raises:
         InvalidRequest: The elements are strings, quantized numbers or handles.

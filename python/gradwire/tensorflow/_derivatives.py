@@ -40,7 +40,7 @@ def as_tensors(values: Any) -> list[tf.Tensor]:
     """Returns the tensors of a group.
 
     Raises:
-        InvalidRequest: It is a tensor, and not a list.
+        InvalidRequest: ``values`` is a tensor, not a list.
     """
     if isinstance(values, (tf.Tensor, tf.Variable)):
         raise InvalidRequest("a group must be a list of tensors, not a tensor", kind="invalid")
@@ -67,7 +67,7 @@ def reduction(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> Start:
-    """Returns an allreduce of a group that has not begun."""
+    """Prepares an allreduce of a group; ``run`` starts it."""
 
     def begin(given: Sequence[tf.Tensor]) -> Handle[list[tf.Tensor]]:
         return collectives.grouped_allreduce(
@@ -84,7 +84,7 @@ def gathering(
     kind: str,
     op: ReduceOp | None = None,
 ) -> Start:
-    """Returns an allgather of a group that has not begun. ``op`` is what the ranks do with it.
+    """Prepares an allgather of a group. ``op`` is the reduction that ranks apply to the rows.
 
     Its results are the gathered tensors, the number of rows from each contributing rank as a matrix
     with a row for each tensor, and this rank's position among the contributing ranks.
@@ -120,8 +120,8 @@ def allreduce(
 ) -> list[tf.Tensor]:
     """Reduces tensors.
 
-    The gradient of a sum is the sum of the ranks' gradients; of an average, their average; of a
-    Min or Max, the ranks' gradients go to those that had the extremum.
+    The gradient of a sum is the sum of the ranks' gradients; of an average, their average. For a
+    Min or Max, the sum of the ranks' gradients goes to the ranks that had the extremum.
     """
     before, after = factors(prescale_factor, postscale_factor)
     if op in (Min, Max) and all(tensor.dtype.is_floating for tensor in tensors):
@@ -153,8 +153,8 @@ def _extremum(
 ) -> list[tf.Tensor]:
     """Returns the Min or Max of tensors.
 
-    Bits are compared to find the ranks that had it. So the factors are applied here: during the
-    exchange, they would round short floats differently, depending on the placement of the ranks.
+    Equal values tell which ranks had it. So the factors are applied here: during the exchange, they
+    would round short floats differently, depending on the placement of the ranks.
     """
 
     @tf.custom_gradient
@@ -219,7 +219,7 @@ def broadcast(
         def gradient(*upstream: tf.Tensor) -> tf.Tensor:
             back = _backward(name)
             [reduced] = allreduce(_dense(upstream), back, Average, 1.0, 1.0, process_set)
-            # Zeros that depend on the reduced value, so that all ranks join a second
+            # Zeros that depend on the reduced value, so that all ranks take part in a second
             # differentiation.
             return reduced if rank() == root_rank else reduced * 0
 
@@ -229,7 +229,7 @@ def broadcast(
 
 
 def copying(tensor: tf.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Start:
-    """Returns a broadcast that has not begun."""
+    """Prepares a broadcast; ``run`` starts it."""
 
     def begin(given: Sequence[tf.Tensor]) -> Handle[list[tf.Tensor]]:
         handle = collectives.broadcast(given[0], root_rank, name, process_set)
@@ -241,7 +241,7 @@ def copying(tensor: tf.Tensor, root_rank: int, name: str | None, process_set: Pr
 def alltoall(
     tensor: tf.Tensor, splits: tf.Tensor | None, name: str | None, process_set: ProcessSet
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the received rows and their numbers, an int32 vector.
+    """Returns the received rows, and an int32 vector with the number of rows from each rank.
 
     The gradient is sent back to where the rows came from.
     """

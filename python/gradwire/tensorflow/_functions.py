@@ -106,7 +106,7 @@ def broadcast_object_fn(
         process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A function of the object.
+        A function that takes an object and returns that of the root.
     """
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 

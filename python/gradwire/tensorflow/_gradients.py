@@ -1,6 +1,6 @@
 """The exchange of a step's gradients, for tapes and optimizers.
 
-Gradients are packed into buckets, in the reverse order of their variables: so a backward pass
+Gradients are packed into buckets, in the reverse order of their variables, as a backward pass
 produces them. In a graph, a bucket starts as soon as its gradients exist, and the only wait comes
 after all starts.
 """
@@ -23,18 +23,18 @@ from gradwire.tensorflow._compression import Compression, Compressor
 from gradwire.tensorflow._derivatives import reduction
 from gradwire.tensorflow._running import Start, run
 
-# The bytes from which a bucket takes no more gradients. A bucket costs a call into Python.
+# A bucket of this size takes no more gradients. Each bucket costs a call into Python.
 _BUCKET_BYTES = 8 << 20
 Groups = int | Sequence[Sequence[Any]] | None
 
 
 def name_of(variable: Any) -> str:
-    """Returns the name of a variable: in Keras, with those of its layers."""
+    """Returns the name of a variable; for Keras, with the names of its layers."""
     return str(getattr(variable, "path", None) or variable.name)
 
 
 def _key(variable: Any) -> int:
-    """Returns what identifies a variable of TensorFlow, also within one of Keras."""
+    """Returns a key for a variable; a Keras variable has the key of its TensorFlow variable."""
     return id(getattr(variable, "value", variable) if hasattr(variable, "path") else variable)
 
 
@@ -45,9 +45,10 @@ class Exchange:
         compression: One of ``Compression``, or another subclass of ``Compressor``.
         sparse_as_dense: Whether ``tf.IndexedSlices`` become dense tensors first.
         op: The reduction; ``Average`` by default.
-        gradient_predivide_factor: What gradients are divided by before they are added. The result
-            is still the average.
-        groups: The number of buckets, or the variables of each bucket. Others form a bucket each.
+        gradient_predivide_factor: The number by which gradients are divided before they are added.
+            The result is still the average.
+        groups: The number of buckets, or the variables of each bucket. Each other variable has its
+            own bucket.
         process_set: The participating ranks.
 
     Raises:
@@ -84,7 +85,7 @@ class Exchange:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are other ranks, or may be when a graph runs."""
+        """Whether there are other ranks, or there may be some when a graph runs."""
         return _world.is_elastic() or _world.members(self.process_set) > 1
 
     def __call__(

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` of Horovod's TensorFlow interface: that of Keras 3."""
+"""``DistributedOptimizer`` of Horovod's TensorFlow interface, for optimizers of Keras 3."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def DistributedOptimizer(
         sparse_as_dense: Whether gradients that are ``tf.IndexedSlices`` become dense tensors first.
         backward_passes_per_step: How many gradients are accumulated before an exchange.
         op: The reduction; ``Average`` by default.
-        gradient_predivide_factor: What gradients are divided by before they are added.
+        gradient_predivide_factor: The number by which gradients are divided before they are added.
         average_aggregated_gradients: Whether accumulated gradients are averaged, and not added.
         num_groups: Deprecated: use ``groups``.
         groups: The number of groups that gradients are exchanged in, or a list of lists of

@@ -1,4 +1,4 @@
-"""Gradwire's exceptions as those of TensorFlow, also out of a ``tf.function``.
+"""Makes Gradwire's exceptions also exceptions of TensorFlow, even in a ``tf.function``.
 
 Scripts catch what Horovod's operations raise: subclasses of ``tf.errors.OpError``. So an exception
 of an operation also has such a class.
@@ -6,9 +6,9 @@ of an operation also has such a class.
 TensorFlow turns an exception of a Python function in a graph into a status with its text, and the
 caller of the ``tf.function`` gets an error of ``tf.errors``. The caller needs Gradwire's own
 exception: its type and attributes tell what to do, and the other ranks learn from it why this rank
-ends. So the method with which TensorFlow calls a function looks for the exception that has this
-text. If a release calls functions otherwise, the caller gets TensorFlow's error, with Gradwire's
-text in it.
+ends. So this module wraps the method with which TensorFlow calls a function, and looks there for
+the exception with this text. If a release calls functions otherwise, the caller gets TensorFlow's
+error, with Gradwire's text in it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COUNTERPARTS: dict[type[GradwireError], tuple[type[tf.errors.OpError], int]] = 
     InvalidRequest: (tf.errors.InvalidArgumentError, tf.errors.INVALID_ARGUMENT),
     PeerLost: (tf.errors.AbortedError, tf.errors.ABORTED),
 }
-# The last exceptions in graphs. A function fails with one of them; others may follow it.
+# The last exceptions in graphs. After the one with which a function fails, others may follow.
 _last: deque[GradwireError] = deque(maxlen=64)
 _lock = threading.Lock()
 _installed = False
@@ -64,7 +64,7 @@ def _of_both(kind: Any) -> Any:
 
 
 def raising(call: Callable[[], Result]) -> Result:
-    """Calls a function, whose exceptions of Gradwire become those of TensorFlow as well."""
+    """Calls a function. Gradwire's exceptions in it become exceptions of TensorFlow as well."""
     try:
         return call()
     except GradwireError as error:
@@ -90,7 +90,7 @@ def _find(message: str) -> GradwireError | None:
 
 
 def install() -> None:
-    """Lets functions raise the noted exceptions. Further calls do nothing."""
+    """Makes functions of TensorFlow raise the noted exceptions. Further calls do nothing."""
     global _installed
     if _installed or not hasattr(context.Context, "call_function"):
         return

@@ -1,4 +1,4 @@
-"""The ranks and sizes as operations: in a graph, they have the values of when it runs.
+"""The ranks and sizes as operations: in a graph, they have the values at the time it runs.
 
 A Python number such as ``hvd.size()`` in a ``tf.function`` is a constant, also after an elastic job
 has changed its size.

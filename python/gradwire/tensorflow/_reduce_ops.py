@@ -37,7 +37,7 @@ def allreduce(
     """Reduces one tensor over all ranks; every rank gets the result.
 
     Args:
-        tensor: A tensor, variable or array. All ranks pass the same dtype and shape. Of
+        tensor: A tensor, variable or array. All ranks pass the same dtype and shape. For
             ``tf.IndexedSlices``, the rows of all ranks are gathered.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
         device_dense: Ignored; exists for Horovod scripts.

@@ -27,8 +27,8 @@ from gradwire._errors import InvalidRequest
 from gradwire._ops import Handle
 from gradwire.tensorflow import _raising
 
-# The most operations that were started in graphs and not waited for: a function that ends between
-# the two, with an error, leaves some (BOUND).
+# The most operations that were started in graphs and not waited for (BOUND). A function that fails
+# between start and wait leaves some.
 _MAX_STARTED = 65_536
 
 # For functions that programs call in a ``tf.function``: AutoGraph need not translate them.
@@ -40,7 +40,7 @@ _order: tf.Variable | None = None
 
 
 class Result(NamedTuple):
-    """What is known of a result when a function is traced: the dtype, and the shape in part."""
+    """The dtype and the partly known shape of a result, when a function is traced."""
 
     dtype: tf.DType
     shape: tf.TensorShape
@@ -94,7 +94,7 @@ def run(
 
 
 def compute(function: Callable[[], Any], dtype: tf.DType) -> tf.Tensor:
-    """Returns a number that a function of this process returns, in a graph whenever it runs."""
+    """Returns the number that a function returns; a graph calls the function in each run."""
     if tf.executing_eagerly():
         return tf.constant(function(), dtype)
     refuse_xla()

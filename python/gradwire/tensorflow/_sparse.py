@@ -14,7 +14,7 @@ from gradwire.tensorflow._running import Start
 def starting(
     slices: tf.IndexedSlices, name: str | None, op: ReduceOp, process_set: ProcessSet
 ) -> Start:
-    """Returns an allreduce of slices that has not begun; ``finished`` converts its results.
+    """Prepares an allreduce of slices; ``finished`` converts its results.
 
     Raises:
         InvalidRequest: The reduction is neither Average nor Sum.
@@ -35,7 +35,7 @@ def finished(
     """Returns the slices of all ranks. Those with the same index are not added.
 
     Args:
-        results: Of the operation of ``starting``.
+        results: The results of the operation that ``starting`` has prepared.
         given: This rank's slices.
         op: The reduction.
         factor: A factor for the result.

@@ -18,7 +18,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     """``keras.layers.BatchNormalization`` with the mean and variance of all ranks' batches.
 
     It needs Keras' TensorFlow backend. Batches may have different sizes. Without other ranks, and
-    for inference, it is the layer of Keras. XLA can't compile it.
+    for inference, it works as in Keras. XLA can't compile it.
 
     Args:
         process_set: The participating ranks. The default is all ranks.
@@ -84,5 +84,5 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def _sizes(inputs: tf.Tensor) -> list[tuple[int, Any]]:
-    """Returns the dimensions of a tensor with their numbers; -1 for one that is not known yet."""
+    """Returns the index and the size of each dimension; -1 for a size that is not known yet."""
     return [(at, -1 if size is None else size) for at, size in enumerate(inputs.shape)]

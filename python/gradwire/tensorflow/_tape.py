@@ -117,8 +117,8 @@ def DistributedGradientTape(
         sparse_as_dense: Whether gradients that are ``tf.IndexedSlices`` become dense tensors first.
             Otherwise, the rows of all ranks are gathered.
         op: The reduction; ``Average`` by default.
-        gradient_predivide_factor: What gradients are divided by before they are added, against
-            overflow. The result is still the average.
+        gradient_predivide_factor: The number by which gradients are divided before they are added,
+            against overflow. The result is still the average.
         num_groups: Deprecated: use ``groups``.
         groups: The number of groups that gradients are exchanged in, or a list of lists of
             variables. By default, groups are made by size.
@@ -187,7 +187,7 @@ def PartialDistributedGradientTape(
         compression: One of ``Compression``, or another subclass of ``Compressor``.
         sparse_as_dense: Whether gradients that are ``tf.IndexedSlices`` become dense tensors first.
         op: The reduction; ``Average`` by default.
-        gradient_predivide_factor: What gradients are divided by before they are added.
+        gradient_predivide_factor: The number by which gradients are divided before they are added.
         num_groups: Deprecated: use ``groups``.
         groups: The number of groups that gradients are exchanged in, or a list of lists of
             variables. By default, groups are made by size.

@@ -52,7 +52,7 @@ class TensorFlowState(VariablesState):
     """The state of a training with TensorFlow: variables and plain attributes.
 
     Args:
-        variables: The variables. All ranks pass as many, with the same dtypes and shapes.
+        variables: The variables. All ranks pass the same number, with the same dtypes and shapes.
         session: Ignored; exists for Horovod scripts.
         **kwargs: The attributes and their first values, which can be copied and pickled.
 

@@ -23,7 +23,7 @@ def _make_subgraph(function: Callable[..., Any]) -> Any:
 
 
 def vars_to_refs(variables: Any) -> Any:
-    """Returns what identifies variables, in keys and sets.
+    """Returns references of variables, which can be keys of dicts and members of sets.
 
     Args:
         variables: A variable, or a list or tuple of them.
@@ -41,7 +41,7 @@ def refs_to_vars(refs: Iterable[Any]) -> list[Any]:
     """Returns the variables of references.
 
     Args:
-        refs: What ``vars_to_refs`` has returned.
+        refs: References from ``vars_to_refs``.
 
     Returns:
         The variables.

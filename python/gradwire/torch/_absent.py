@@ -1,8 +1,9 @@
-"""Gradients that no rank has: zeros in shared memory that represent none.
+"""Zeros in shared memory that represent gradients which no rank has.
 
 ``zero_grad`` leaves zeros in shared memory, so that the next backward pass accumulates there. After
-an exchange, neither the program nor a step may see those that no rank has computed: with momentum
-or weight decay, zeros differ from no gradient. The next ``zero_grad`` brings them back.
+an exchange, neither the program nor a step may see the zeros of gradients that no rank has
+computed: with momentum or weight decay, zeros differ from no gradient. The next ``zero_grad``
+brings them back.
 """
 
 from __future__ import annotations

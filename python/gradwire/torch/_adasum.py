@@ -2,8 +2,8 @@
 
 Each rank makes its own step, with any optimizer and any prior change to the gradients. Then the
 changes of each parameter are combined and applied. If a rank's own step fails, all ranks raise an
-error, and their parameters stay as they were. A wait that an exception of the program interrupts,
-such as Ctrl-C, goes on in the next call.
+error, and their parameters stay as they were. If an exception of the program, such as Ctrl-C,
+interrupts a wait, the next call continues it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class DistributedAdasum(Wrapped):
         self._agreement = Agreement(process_set, 0)
         self._infinities = Agreement(process_set, 0)
         self._session: _native.Session | None = None
-        # What was begun and may have been interrupted, and its kind.
+        # The work that was begun and may have been interrupted, and its kind.
         self._begun: tuple[str, Resumable[Any]] | None = None
         _epochs.on_change(self._end_epoch)
 
@@ -172,10 +172,11 @@ class DistributedAdasum(Wrapped):
         return loss
 
     def _step(self, own: Callable[[], Any]) -> Waits[Any]:
-        """Makes a step; ``own`` is this rank's."""
+        """Makes a step; ``own`` makes the step of this rank."""
         yield from self._identity.introduce()
         parameters = [parameter for _, parameter in self._names]
-        # Hooks and closures compute gradients, and a step may also change parameters without one.
+        # ``no_grad`` only here: hooks and closures compute gradients. All parameters: a step may
+        # also change those without a gradient.
         with torch.no_grad():
             before = [parameter.detach().clone() for parameter in parameters]
         problem: BaseException | None = None

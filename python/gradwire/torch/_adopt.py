@@ -55,8 +55,8 @@ LOOK_PAUSE = 20.0
 LOOK_AHEAD = 10.0
 # Up to this size, the shared memory is made at once: it takes less time than the exchange.
 AT_ONCE = 1 << 20
-# How many further exchanges may be copied while the memory for a larger storage is made. Then one
-# waits for it.
+# How many further exchanges may be copied while the memory for a larger storage is made. Then the
+# next exchange waits for the memory.
 PATIENCE = 5
 # How often PyTorch may fail to make a file before a storage is copied for ever.
 _MAX_TRIES = 16
@@ -85,8 +85,8 @@ class _Storage:
         self.session: _native.Session | None = None
         self.buffer: _native.Buffer | None = None
         self.address = self.nbytes = 0
-        # Before it moves: the shared memory of this size or what makes it, how many exchanges have
-        # been copied meanwhile, and how often PyTorch could not make a file.
+        # Before the move: the shared memory of this size or its preparation, the number of
+        # exchanges copied meanwhile, and the number of files that PyTorch could not make.
         self.preparation: _native.Preparation | None = None
         self.memory: _native.Adoption | None = None
         self.waits = self.tries = 0
@@ -242,7 +242,7 @@ def written(tensor: torch.Tensor) -> None:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is contiguous and without special views."""
+    """Returns whether a tensor is contiguous, not a special view and not a trainable leaf."""
     return (
         type(tensor) is torch.Tensor
         and tensor.is_contiguous()
@@ -355,7 +355,7 @@ def _storages_of_parameters() -> Iterator[int]:
         known = kinds.get(kind)
         if known is None:
             known = kinds[kind] = issubclass(kind, torch.Tensor)
-        # A parameter of another subclass of tensors keeps that class.
+        # A parameter may have another subclass of tensors as its class.
         if known and isinstance(item, torch.nn.Parameter):
             # Some kinds of parameters have no storage, at least not yet.
             with contextlib.suppress(Exception):
@@ -410,7 +410,7 @@ def _move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Sessi
             raise RuntimeError("this release of PyTorch does not support it")
         if not entry.moved and not _fits(storage.nbytes()):
             return False
-        # First, because it may fail or take time, and nothing has changed then.
+        # This comes first: it may fail or take time, and nothing has changed yet.
         if not _has_memory(entry, storage.nbytes(), session) or entry.memory is None:
             return False
         if entry.moved:
@@ -438,7 +438,7 @@ def _move(entry: _Storage, storage: torch.UntypedStorage, session: _native.Sessi
 
 
 def _has_memory(entry: _Storage, nbytes: int, session: _native.Session) -> bool:
-    """Returns whether there is shared memory for a storage. If not, it is being made."""
+    """Returns whether there is shared memory for a storage. If not, the memory is being made."""
     if entry.nbytes != nbytes:
         entry.forget()
         entry.nbytes = nbytes
@@ -479,7 +479,7 @@ def _forked() -> None:
     """Forgets everything: a forked child has no session, and has memory of its own."""
     global _lock, _known
     _lock = threading.RLock()
-    # Dropping them takes a lock that another thread may have held during the fork.
+    # Freeing these storages takes a lock that another thread may have held during the fork.
     _of_parent.append(_known)
     _known = {}
     _ended.clear()

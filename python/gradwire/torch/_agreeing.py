@@ -1,8 +1,9 @@
-"""The agreement of an optimizer's ranks before a step: what this rank tells, and what follows.
+"""The agreement of an optimizer's ranks before a step: what this rank reports, and what follows.
 
-``_agreement`` has the words and decides what they mean, ``_words`` has those about a gradient. What
-one rank alone has done to a gradient since the backward pass is part of the agreement, so all ranks
-get the same result or the same error. Before an error, the ranks end what they have sent.
+``_agreement`` defines the words and decides what a union means; ``_words`` makes the word about a
+gradient. The words include what one rank alone has done to a gradient since the backward pass, so
+all ranks get the same result or the same error. Before an error, the ranks complete the exchanges
+that they have started.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gradwire.torch._slots import Slot
 from gradwire.torch._spans import overlapping, spans_of
 from gradwire.torch._words import stepped_bits, word_in_flight, word_of
 
-# What an exchange may raise, also in code of the program such as compressors.
+# Exceptions that an exchange may raise, also from code of the program such as compressors.
 ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _SAME_OPTIONS = "Set it to the same value on all ranks before the step"
 
@@ -35,8 +36,8 @@ _SAME_OPTIONS = "Set it to the same value on all ranks before the step"
 def number_of(loss: Any) -> torch.Tensor | None:
     """Returns a closure's loss as a scalar of float64; None if it is not a number.
 
-    A number is whatever an optimizer can decide by, and so whatever ``float`` accepts. Each rank
-    may return another kind of number.
+    A number is anything that ``float`` accepts: an optimizer can use it for decisions. The ranks
+    may return different kinds of numbers.
     """
     if isinstance(loss, torch.Tensor):
         if loss.numel() != 1 or loss.is_complex():
@@ -57,7 +58,8 @@ class Agreeing(Flights):
         # of joins at that time; None if the number is unknown.
         self._steps: int | None = None
         self._joins = 0
-        # Whether the last of these steps has noted which gradients it sees, and ``copies`` then.
+        # Whether the last of these steps has noted which gradients it sees, and ``copies()`` at
+        # that time.
         self._has_looked, self._copies = False, 0
         # Whether an exchange has ended since the last step, and whether the program has cleared its
         # results and computed new gradients.
@@ -68,7 +70,7 @@ class Agreeing(Flights):
         self._loss = 0
         # The options of the optimizer, which sets this.
         self.options: OptionsOf
-        # The options of the last step and their word, if the ranks have not agreed in it.
+        # The options of the last step and their word, if the ranks did not agree in that step.
         self._stepped_with: tuple[list[dict[str, str]], int] | None = None
         super().__init__(*args, **kwargs)
 
@@ -85,7 +87,7 @@ class Agreeing(Flights):
     def _agree(
         self, call: Call, check: Callable[[], None], again: bool
     ) -> Waits[tuple[int, dict[Slot, int]]]:
-        """Exchanges the words; returns the union about the optimizer, and the settled ones.
+        """Exchanges words; returns the union about the optimizer, and settled ones of gradients.
 
         ``again``: the ranks have met before, in different calls.
         """
@@ -116,11 +118,11 @@ class Agreeing(Flights):
                 word_of(slot, self.op, again) | self._stepped_bits(slot) for slot in self._by_name
             ]
         except ERRORS as error:
-            # TELL: the other ranks would wait for this one. After another exception, of a signal
-            # handler, it may make this call again.
+            # TELL: the other ranks would wait for this one. After any other exception, such as one
+            # of a signal handler, this rank may make the call again.
             problem, about = error, about | _agreement.FAILED
             own = [about, 0, 0, *(word_in_flight(slot) for slot in self._by_name)]
-        self._steps = None  # if it fails
+        self._steps = None  # unknown if the exchange fails
         self.is_torn = self.is_exchanging = True
         about, options, last_options, *unions = yield from self._agreement.exchange(
             self.identity.agreement, own
@@ -158,8 +160,8 @@ class Agreeing(Flights):
     def _word_of_options(self, call: Call) -> int:
         """Returns a word of the optimizer's options; 0 if they are not compared.
 
-        Programs may change them on one rank before others until ``step``. Horovod scripts may make
-        a first step with any options, so that there is a state to broadcast.
+        Until ``step``, a program may change options on one rank earlier than on others. Horovod
+        scripts may make a first step with any options, so that there is a state to broadcast.
         """
         makes_step = self._exchanges > 0 and (call is Call.STEP or self._loss)
         if not makes_step or not self._compares_options:
@@ -180,11 +182,11 @@ class Agreeing(Flights):
         return 0 if self._stepped_with is None else self._stepped_with[1]
 
     def _stepped_bits(self, slot: Slot) -> int:
-        """Returns whether the last step has seen a gradient, if there was one."""
+        """Returns the bits for what the last step has seen of a gradient, if there was a step."""
         if not self._steps or not self._has_looked or not slot.is_listed:
             return 0
         if self._copies != copies():
-            return 0  # as if each rank makes the step for some of the parameters
+            return 0  # perhaps each rank makes the step for some of the parameters, and copies them
         return slot.stepped
 
     def _difference(
@@ -241,14 +243,15 @@ class Agreeing(Flights):
     def _steps_since(self, joins: int) -> int | None:
         """Returns the number of steps since the last agreement, if all ranks took part in it.
 
-        ``joins``: the number of joins, so that ranks that had joined need not have made the steps.
+        ``joins``: the number of joins. Ranks that had joined need not have made the steps, so after
+        another join, the number is unknown.
         """
         if joins != self._joins:
             self._joins, self._steps = joins, None
         return self._steps
 
     def _told(self, own: Any, what: str) -> Waits[list[tuple[int, Any]]]:
-        """Tells the ranks something about this one, for an error; returns what each has told."""
+        """Sends a fact about this rank to all, for an error; returns each rank with its fact."""
         told: list[tuple[int, Any]] = yield start_allgather(
             (_world.rank(), own), f"{self.identity.prefix}{what}", self.process_set
         )
@@ -264,7 +267,7 @@ class Agreeing(Flights):
     def _end_flights_of_deleted(
         self, sent: dict[int, list[str]], words: dict[Slot, int]
     ) -> Waits[None]:
-        """Ends flights that ranks have begun with optimizers that they have deleted since.
+        """Completes exchanges that ranks have started with optimizers deleted since.
 
         ``sent``: by rank, the names of the gradients that it has sent.
         """

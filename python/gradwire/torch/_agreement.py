@@ -1,4 +1,4 @@
-"""The agreement of the ranks, before a step, on what each of them brings to it.
+"""The agreement of the ranks, before a step, on what each of them contributes.
 
 Each rank contributes a word of bits for each parameter, in the order of the names, behind a word
 for the optimizer. It receives the union of all ranks' words. This is one small allreduce, which
@@ -46,7 +46,7 @@ COMMON = 1 << 52  # it is an unchanged result
 ADDED = 1 << 53  # a backward pass has added to a result, which was set aside
 FRESH = 1 << 54  # it contains no result
 IN_FLIGHT = 1 << 55  # this rank has submitted it in the backward pass
-# Found in the union: an unchanged result counts as a gradient of the rank.
+# Set in a settled union: an unchanged result counts as a gradient of the rank.
 AS_OWN = 1 << 56
 REPLACED = 1 << 57  # the program has replaced the result since its exchange
 MIXED = 1 << 58  # for sums only: a backward pass has added to what has replaced the result
@@ -145,7 +145,7 @@ def marks_differ(word: int) -> bool:
 
 
 def settled(word: int) -> int:
-    """Returns a union with what follows from it for all ranks: ``USED`` and ``AS_OWN``."""
+    """Returns a union with the bits that follow from it: ``USED`` and ``AS_OWN``."""
     if word & PRESENT and word & LACKS:
         word |= USED
     if word & USED and word & COMMON and word & FRESH:

@@ -57,7 +57,7 @@ def _extremum_gradient(
     scale: float,
     process_set: ProcessSet,
 ) -> torch.Tensor:
-    """Returns the gradient of a Min or Max: the ranks' gradients go to those that had the extremum.
+    """Returns the gradient of a Min or Max: ranks that had it share the sum of the gradients.
 
     Horovod returns the extremum of the gradients instead, which is mathematically wrong.
     """
@@ -168,7 +168,8 @@ class Broadcast(torch.autograd.Function):
         """Returns the gradient of the tensor."""
         root_rank, name, process_set = ctx.arguments
         [reduced] = _reduce([gradients[0]], _backward_name(name), Average, 1.0, process_set)
-        # Zeros that depend on the reduced value, so that all ranks join a second differentiation.
+        # Zeros that depend on the reduced value, so that all ranks take part in a second
+        # differentiation.
         at_root = torch.tensor(rank() == root_rank, device=reduced.device)
         return torch.where(at_root, reduced, torch.zeros_like(reduced)), None, None, None
 
@@ -184,7 +185,7 @@ class Alltoall(torch.autograd.Function):
         name: str | None,
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the received rows and their numbers."""
+        """Returns the received rows, and the number of rows from each rank."""
         result, received = collectives.alltoall(tensor, splits, name, process_set).wait()
         ctx.arguments = (name, process_set, received, tensor.shape)
         counts = torch.tensor(received, dtype=torch.int32, device="cpu")

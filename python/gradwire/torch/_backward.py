@@ -1,8 +1,8 @@
 """The submission of gradients during the backward pass.
 
 A gradient is submitted as soon as the backward pass has computed it: with its group if it has one,
-otherwise alone. It waits for ``finish`` of ``_gradients`` while the ranks don't know yet what it
-is called or whether it is sparse, and while changes are found by value (``_checks``).
+otherwise alone. It waits for ``finish`` of ``_gradients`` while the ranks don't know its name yet,
+or whether it is sparse, and while changes are found by value (``_checks``).
 
     idle -- a backward pass --> fired -- the last of its passes --> submitted
 """
@@ -113,9 +113,9 @@ class Submissions:
         self._delayed: list[list[Slot]] = []
         # The backward pass in which a hook has ended the last exchange.
         self._ended_in = _OUTSIDE
-        # Whether operations may be in flight that this rank has not noted. During an exchange that
-        # is so, because only its end settles it: a wait that is interrupted goes on, and an
-        # exception anywhere else leaves it so.
+        # Whether operations may be in flight that this rank has not noted. During an exchange, this
+        # is always true, and only the end of the exchange clears it: an interrupted wait goes on
+        # later, but after an exception anywhere else, this rank can't tell what is in flight.
         self.is_torn = self.is_exchanging = False
         # The number of completed exchanges in this session.
         self._exchanges = 0
@@ -176,9 +176,9 @@ class Submissions:
             self.watch()
 
     def _leave(self, goes_on: bool) -> None:
-        """Marks the gradients that were sent, and whose results this optimizer will not receive.
+        """Marks the sent gradients whose results this optimizer will not receive.
 
-        ``goes_on``: whether the session does, so that results may still arrive.
+        ``goes_on``: whether the session continues, so that results may still arrive.
         """
         waiting = {slot for request in self._delayed for slot in request}
         flights = {slot: handle for handle, slots in self.handles for slot in slots}
@@ -202,8 +202,8 @@ class Submissions:
     def watch(self) -> None:
         """Installs hooks that submit the gradients of all trainable parameters.
 
-        If several optimizers share a parameter, the last one created, cleared gradients or
-        made a step submits it.
+        If several optimizers share a parameter, its gradient is submitted by the optimizer that was
+        created, cleared its gradients or made a step last.
         """
         for slot in self.slots.values():
             if slot.is_watched:
@@ -287,18 +287,19 @@ class Submissions:
 
     @property
     def _checks_values(self) -> bool:
-        """Whether the gradients of this exchange are compared with what was computed."""
+        """Whether the gradients of this exchange are compared with the computed ones."""
         return _checks.is_due(session().check_gradients, self._exchanges)
 
     @property
     def _delays(self) -> bool:
-        """Whether gradients wait for ``finish``: without a number, or to see changes by value."""
+        """Whether gradients wait for ``finish``: without a number, or if values are compared."""
         return not self.identity.number or self._checks_values
 
     def _submit_or_delay(self, slots: list[Slot]) -> None:
         """Submits computed gradients, now or in ``finish``."""
         if len(slots) > 1:
-            # The program may have given two of a group one memory, for which one result is too few.
+            # The program may have put two gradients of a group into the same memory, which has room
+            # for only one result.
             for _, slot in overlapping(spans_of(slots)):
                 slot.copy_gradient()
         if not self._delays:
@@ -375,7 +376,7 @@ class Submissions:
         self.is_torn = self.is_exchanging
 
     def _started(self, start: Callable[[], Operation]) -> Operation:
-        """Starts an operation. Once it is noted, ``is_torn`` gets its value again.
+        """Starts an operation. ``is_torn`` is true until the caller has noted the operation.
 
         A signal handler of the program may raise an exception anywhere. In between, this rank does
         not know what it has started.

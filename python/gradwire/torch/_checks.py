@@ -2,11 +2,11 @@
 
 While a gradient is exchanged, its memory is shared with the daemon. A write through ``.data``,
 NumPy or DLPack changes neither its version nor its address, and may reach the daemon, or the result
-on this rank alone, or both in part. To see it, a gradient waits: it is sent by ``step``, which
+on this rank alone, or both in part. To detect this, a gradient waits: it is sent by ``step``, which
 compares its digest with that of the computed gradient. This reads gradients twice, and their
-exchange does not overlap with the backward pass. Programs repeat what they do, so it is done in the
-first steps, then now and then, or always. GPU gradients are not shared, so a write there can't
-divide the ranks.
+exchange does not overlap with the backward pass. Programs repeat their steps, so it is done in the
+first steps and then now and then, or always. GPU gradients are not shared, so a write there can't
+make the ranks differ.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ _OWN = NoneCompressor, FP16Compressor, BF16Compressor
 
 
 def is_own(compression: Any) -> bool:
-    """Returns whether a compressor is one of these: what they leave as it is stays so."""
+    """Returns whether a compressor is one of these, which keep tensors that need no conversion."""
     return (compression if isinstance(compression, type) else type(compression)) in _OWN
 
 

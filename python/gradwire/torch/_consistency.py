@@ -37,7 +37,7 @@ _calls: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDiction
 
 
 def _start_over() -> None:
-    """A newcomer's first call is the first call of all ranks."""
+    """Starts to count again: a newcomer's first call must be the first call of all ranks."""
     _calls.clear()
 
 
@@ -149,7 +149,7 @@ def _digests(
             names.get(parameter, f"parameter {place} of group {number}"): parameter
             for place, parameter in enumerate(without_waiting(group["params"]))
         }
-        # The order of the groups may differ between ranks, so one of its members stands for each.
+        # The order of the groups may differ between ranks, so each is named after a parameter.
         which = min(named, default=f"group {number}")
         for name, parameter in named.items():
             yield f"group of {name}", _digest(name, which)
@@ -183,7 +183,7 @@ def _digest(name: str, value: Any) -> int:
 def _report(known: dict[int, dict[str, int]]) -> None:
     """Raises the error for ranks that differ: which ranks, and in which values."""
     names = list(dict.fromkeys(name for digests in known.values() for name in digests))
-    # The most frequent digest is taken for right; among equally frequent ones that of the first
+    # The most frequent digest counts as right; among equally frequent ones, that of the first
     # rank.
     usual = {
         name: collections.Counter(digests.get(name) for digests in known.values()).most_common(1)

@@ -31,7 +31,7 @@ class Flights(Submissions):
                 slot.sparse_dim = 0 if dense else _agreement.sparse_dim_of(word)
             written = word & _agreement.WRITTEN and not slot.exchanged
             if (written or word & _agreement.AS_OWN) and not slot.fired:
-                # On this rank, the program may have written the same value.
+                # Also on this rank, where the program may have written the same value unnoticed.
                 slot.note_content(Content.OWN)
         delayed, self._delayed = self._delayed, []
         for request in delayed:
@@ -71,7 +71,7 @@ class Flights(Submissions):
         waiting.check()
 
     def _end_flights(self, words: dict[Slot, int]) -> Waits[None]:
-        """Ends the exchange of what ranks have sent, although no step follows.
+        """Completes the exchanges that ranks have started, although no step follows.
 
         Otherwise, results could arrive in later gradients.
         """
@@ -82,7 +82,7 @@ class Flights(Submissions):
             if slot not in started and slot.sparse is None
         }
         for slot in aside:
-            slot.parameter.grad = None  # it need not be one that can be exchanged
+            slot.parameter.grad = None  # it may be one that can't be exchanged
         flying = {
             slot: word | _agreement.USED if word & _agreement.IN_FLIGHT else 0
             for slot, word in words.items()
@@ -91,7 +91,7 @@ class Flights(Submissions):
         self._loads.start()
         yield from self._wait()
         for slot, gradient in aside.items():
-            # A resized one could not be set.
+            # PyTorch refuses a gradient of another shape.
             if gradient is None or gradient.shape == slot.parameter.shape:
                 slot.parameter.grad = gradient
         for slot in self.slots.values():

@@ -1,7 +1,7 @@
 """Broadcasts the root's model and optimizer.
 
 A rank may have a tensor that can't be exchanged, such as one on the device ``meta``. The other
-ranks would wait for it, so all ranks first tell each other (TELL).
+ranks would wait for this rank, so all ranks first tell each other about such problems (TELL).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def broadcast_parameters(
         process_set: The participating ranks. The default is all ranks.
 
     Raises:
-        InvalidRequest: An argument is invalid on one of the ranks, it has a tensor that can't be
-            exchanged, or the ranks have parameters with other names, dtypes or shapes. All ranks
-            raise it. Nothing was sent.
+        InvalidRequest: On one of the ranks, an argument is invalid or a tensor can't be exchanged;
+            or the ranks have parameters with different names, dtypes or shapes. All ranks raise it.
+            Nothing was sent.
         GradwireError: The operation failed; the subclass and ``kind`` tell why.
 
     Example:
@@ -267,5 +267,5 @@ def _of_type(loaded: Any, given: Any) -> Any:
         return {key: _of_type(value, given.get(key)) for key, value in loaded.items()}
     if type(loaded) is type(given) and type(loaded) in (list, tuple):
         return type(loaded)(_of_type(*pair) for pair in zip(loaded, given))
-    # PyTorch takes a text for a container.
+    # PyTorch treats a text like a container.
     return given if isinstance(given, (str, bytes)) else loaded

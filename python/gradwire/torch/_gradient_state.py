@@ -161,8 +161,8 @@ class GradientState:
     def free_place(self) -> Place | None:
         """Returns the place for the next gradient, after the last one was released.
 
-        If the program still uses the last one, it stays unchanged, and the next one gets a new
-        place, or None without a session.
+        If the program still uses the last gradient, that stays unchanged, and the next one gets a
+        new place, or None without a session.
         """
         place, self.stamped = self.place, None
         if place is not None and not place.is_free:
@@ -171,7 +171,7 @@ class GradientState:
 
     @property
     def is_beside_its_place(self) -> bool:
-        """Whether the program may have replaced the result, so that the place has another one."""
+        """Whether the gradient is not in its place, because the program may have replaced it."""
         gradient = self.parameter.grad
         if gradient is None or self.place is None or gradient.device.type != "cpu":
             return False
@@ -199,7 +199,7 @@ class GradientState:
     def take_over(self, other: GradientState) -> None:
         """Takes what another optimizer knows about the parameter's gradient.
 
-        Its last result must not be taken for a gradient of this rank.
+        The last result of that optimizer must not count as a gradient of this rank.
         """
         self.learn(other.knowledge())
         other.note_content(Content.OWN)
@@ -218,14 +218,14 @@ class GradientState:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether an exchange writes to the gradient itself, or to what was set aside of it."""
+        """Whether an exchange writes to the gradient itself, or its last result was set aside."""
         in_place = self.in_place(self.parameter.grad) and self.compressed is None
         return in_place or self.base is not None
 
     def keep(self) -> None:
         """Keeps a copy of the gradient to detect unnoticed writes.
 
-        Ordinary training needs none, because a backward pass accumulates each gradient.
+        Ordinary training needs no copy, because a backward pass accumulates each gradient.
         """
         gradient = self.parameter.grad
         self.kept = None if gradient is None else gradient.detach().clone()
@@ -253,7 +253,7 @@ class GradientState:
         if self.content is Content.COMMON and self._was_moved(gradient):
             return Content.COMMON
         # Zeros that represent no gradient may have been moved, for example by ``module.double()``.
-        # The program has set zeros that are in another tensor.
+        # Zeros in another tensor object were set by the program.
         known = self.stamped
         is_new = self.stamp == _NO_STAMP or (known is not None and known is not gradient)
         nothing = self.absent and not is_new and not bool(_values(gradient).any())
@@ -308,7 +308,7 @@ class GradientState:
     def is_computed_anew(self) -> bool:
         """Whether a backward pass has just computed a gradient, instead of adding to a result.
 
-        Adding raises the version. Some new gradients have a version, too, and are taken for sums.
+        Adding raises the version. Some new gradients have a version, too, and count as sums.
         """
         gradient = self.parameter.grad
         if gradient is None or not self.exchanged or self.fired or self.is_where_it_was:
@@ -363,8 +363,8 @@ class GradientState:
     def set_aside(self) -> None:
         """Sets aside the result of an exchange, so that it is not summed again.
 
-        Zeros stay: the program may have cleared the result through ``.data``. What follows it is
-        ``put_back``, or a backward pass or a submission, which add to the zeros here.
+        Zeros stay: the program may have cleared the result through ``.data``. Next comes
+        ``put_back``, or a backward pass or a submission, which use the zeros that are left here.
         """
         gradient = self.parameter.grad
         assert gradient is not None

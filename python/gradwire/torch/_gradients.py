@@ -1,10 +1,10 @@
 """The exchange of an optimizer's gradients.
 
 Gradients are submitted during the backward pass (``_backward``). Before a step (``finish``), the
-ranks agree on what each of them brings (``_agreement``), submit the gradients that only other ranks
-have computed, and wait for all. What one rank alone has done to a gradient since the backward pass
-is part of the agreement, so all ranks get the same result or the same error. A wait that an
-exception of the program interrupts, such as Ctrl-C, goes on in the next ``finish``.
+ranks agree on what each of them contributes (``_agreement``), submit the gradients that only other
+ranks have computed, and wait for all. The agreement includes what one rank alone has done to a
+gradient since the backward pass, so all ranks get the same result or the same error. If an
+exception of the program, such as Ctrl-C, interrupts a wait, the next ``finish`` continues it.
 
     idle -- a backward pass --> fired -- the last of its passes --> submitted -- finish --> idle
                                   └--------------- finish ------------┘                (exchanged)
@@ -12,10 +12,10 @@ exception of the program interrupts, such as Ctrl-C, goes on in the next ``finis
 No rank decides alone that there is nothing to exchange: in every ``synchronize`` and every
 ``step``, all ranks agree, even if they exchange nothing. When a program reads the parameters of a
 group, only ranks with gradients in flight do. So ranks may meet in different calls (``Call``). Then
-those in a later call stay there until the others have come to it, which may not have changed their
-gradients meanwhile: one rank alone may read them, but not clip them. A rank that stays can't come
-to other optimizers, whose parameters the others may read next, so all exchange their gradients
-first.
+the ranks in a later call stay there until the others have reached it. The others must not change
+their gradients meanwhile: one rank alone may read them, but not clip them. A rank that stays can't
+take part in exchanges of other optimizers, whose parameters the others may read next. So all ranks
+first exchange the gradients of those optimizers.
 
 A ``Slot`` of ``_slots`` describes one gradient: its memory, content and passes.
 """
@@ -95,7 +95,7 @@ class Exchange(Agreeing):
         used stay unchanged.
 
         Args:
-            call: What needs the gradients.
+            call: The call that needs the gradients.
             check: Raises an exception if this rank can't take part; all ranks then raise one.
         """
         takes_part = self.takes_part()
@@ -110,7 +110,7 @@ class Exchange(Agreeing):
         with torch.inference_mode(False):
             if self._finishing is not None:  # interrupted
                 begun = self._finishing[0]
-                # The other ranks have not waited for what happened since.
+                # The other ranks did not wait for what the program has changed since.
                 flying = [slot for _, slots in self.handles for slot in slots]
                 self._changed += filter(was_changed, flying)
                 self._complete()
@@ -152,7 +152,7 @@ class Exchange(Agreeing):
         """Records that the program has cleared the results of an exchange without a step."""
         self._drops = True
         for slot in self.slots.values():
-            # What it has set since is not a result that it has changed.
+            # A gradient that the program has set since is not a changed result.
             slot.exchanged = slot.exchanged and slot.current_content() is Content.COMMON
 
     def _complete(self) -> None:
@@ -220,7 +220,7 @@ class Exchange(Agreeing):
         """Exchanges the gradients that ranks may wait for when they read other parameters.
 
         ``reads``: whether this rank is in a read. Only then are its other gradients due: a rank in
-        a later call may have computed those that one in a read computes next.
+        a later call may already have computed gradients that a rank in a read computes next.
         """
         others: dict[tuple[int, int], list[Exchange]] = {}
         for other in _exchanges:
@@ -256,7 +256,7 @@ class Exchange(Agreeing):
     def compare(self) -> None:
         """With ``checks.gradients=always``, raises if a step's gradients differ between ranks.
 
-        That sees what one rank alone has changed after ``synchronize``, or in a hook of the step.
+        This detects what one rank alone has changed after ``synchronize``, or in a hook of a step.
         """
         if (
             not self.exchanged
@@ -297,7 +297,7 @@ class Exchange(Agreeing):
         return reduced.to(dtype).reshape(loss.shape)
 
     def copy(self, twins: Mapping[torch.Tensor, torch.Tensor]) -> Exchange:
-        """Returns an exchange for copies of the parameters, which lack those removed meanwhile."""
+        """Returns an exchange for copies of the parameters, without those removed meanwhile."""
         return type(self)(
             [(slot.name, twins[p]) for p, slot in self.slots.items() if p in twins],
             [[twins[s.parameter] for s in group if s.parameter in twins] for group in self.groups],

@@ -5,11 +5,11 @@ or create one again, so nothing is counted when an optimizer is created.
 
 - Before its first exchange, an optimizer with new names is *introduced*: the ranks compare the
   names. All ranks introduce the same names, in the same order, so these have the same index
-  everywhere. Ranks that had joined meanwhile are told before the next exchange.
+  everywhere. Ranks that had joined meanwhile learn of it before the next exchange.
 - Several optimizers with equal names may be in use together, as in a GAN. They have different
-  numbers, on which the ranks agree in their first step: that of the ranks that have one already
-  (one rank has made its optimizer again), otherwise the next one. Then they also compare the
-  options, which may be others than those of an earlier optimizer.
+  numbers, on which the ranks agree in their first step. If some ranks have a number already,
+  because one rank has made its optimizer again, all use it; otherwise the smallest free number.
+  Then they also compare the options, which may differ from those of an earlier optimizer.
 - An optimizer with Adasum has no number. Its options are compared when it is introduced.
 
 Until an optimizer has its number, its gradients are sent by ``step`` only. When an optimizer is
@@ -168,7 +168,7 @@ class Identity:
     def agreement(self) -> str:
         """The name of the agreement, the same for all optimizers with these parameter names.
 
-        An error of ranks that wait for different operations shows it.
+        An error of ranks that wait for different operations shows this name.
         """
         names = self.description.names
         return f"optimizer{self._index}.agreement({names[0]}{', …' if len(names) > 1 else ''})"
@@ -225,8 +225,8 @@ class Identity:
         """Receives the number, or gives it to the ranks whose optimizer has none yet.
 
         Returns:
-            By rank, the names of the gradients that it has sent under this number, and then has
-            deleted its optimizer. They are still in flight here or on other ranks.
+            By rank, the names of the gradients that it has sent under this number with an optimizer
+            that it has deleted since. They are still in flight here or on other ranks.
 
         Raises:
             InvalidRequest: The ranks' optimizers differ.

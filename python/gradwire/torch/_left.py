@@ -1,10 +1,10 @@
 """What is known about gradients whose optimizer, or its session, has ended.
 
-It stays with the gradient tensor, because another optimizer may have the same parameter later, and
-nothing else lives exactly as long. (An attribute of the parameter would be saved with the model,
-and hooks that hold what refers to their parameter are never freed.)
+This is kept with the gradient tensor, because another optimizer may have the same parameter later,
+and nothing else lives exactly as long. (An attribute of the parameter would be saved with the
+model, and hooks that hold what refers to their parameter are never freed.)
 
-- A result is still one: another optimizer must not sum it again.
+- A result remains a result: another optimizer must not sum it again.
 - A gradient that was being exchanged in its memory is *spoiled*: it may contain a part of a result,
   and receive more. All ranks get one error until the program has cleared it.
 """

@@ -181,8 +181,8 @@ def broadcast_async_(
     Raises:
         InvalidRequest: An argument is invalid. Nothing was started.
     """
-    # Also on the root, which only reads it: programs pass the same kind of tensor on all ranks, so
-    # the others would refuse it while the root waits for them.
+    # Also on the root, which only reads the tensor: programs pass the same kind of tensor on all
+    # ranks, so the others would refuse it while the root waits for them.
     check_has_data(tensor)
     check_no_overlap(tensor)
     return collectives.broadcast(tensor, root_rank, name, process_set, in_place=True)

@@ -74,8 +74,8 @@ def _share(
 
     Returns the descriptor, and whether ``put`` was called.
     """
-    # PyTorch 2.10 and 2.11 take an old error number for the reason why space can't be reserved, and
-    # try again for ever if it says that a signal came. So let it be another one.
+    # If space can't be reserved, PyTorch 2.10 and 2.11 read an old ``errno``, and try again for
+    # ever if that is EINTR. So this sets another one.
     with contextlib.suppress(OSError):
         os.close(-1)
     copy = _Copy(put)
@@ -131,7 +131,7 @@ def move(storage: torch.UntypedStorage, memory: _native.Adoption) -> _native.Buf
 
     Raises:
         NoFile: PyTorch could not make its file. The storage is unchanged, ``memory`` unused.
-        GradwireError: It could not take the place of the file. The storage is unchanged.
+        GradwireError: ``memory`` could not take the place of the file. The storage is unchanged.
     """
     buffers = []
 

@@ -43,7 +43,7 @@ def name_parameters(
     """Returns the optimizer's parameters, each with a unique name, in the order of the names given.
 
     The order of the parameters in the optimizer may differ between ranks. By default, the names are
-    those that the optimizer was made with, if it was and they are unique.
+    those that the optimizer was made with, if there are any and they are unique.
 
     Raises:
         ValueError: The names are not unique, or a parameter has none.
@@ -167,11 +167,11 @@ def DistributedOptimizer(
         sparse_as_dense: Whether sparse gradients are exchanged as dense ones.
         process_set: The ranks that exchange their gradients. The default is all ranks. It may be
             registered later, before the first step.
-        on_loss: What a loss of a rank does in an elastic job. ``"raise"``: the operation raises an
-            error, for ``elastic.run``. ``"skip"``: all ranks skip the step, and training goes on
+        on_loss: What happens if a rank of an elastic job is lost. ``"raise"``: the operation raises
+            an error, for ``elastic.run``. ``"skip"``: all ranks skip the step, and training goes on
             with the ranks that are left. A new rank then receives the parameters and the state of
             the optimizer from another one. All ranks make such an optimizer directly before their
-            loop, which copies those of rank 0 to all ranks.
+            loop. This copies parameters and state of rank 0 to all ranks.
         state: With ``on_loss="skip"``, what else a new rank receives, such as a
             ``TorchState(model=model, step=0)`` for buffers and the place in the loop.
 

@@ -20,7 +20,7 @@ from gradwire.torch._parameters import without_waiting
 # By group: the names of its parameters, and its options.
 Options = list[tuple[list[str], dict[str, str]]]
 
-# Not NumPy's, which are shown as Python's.
+# Without NumPy's types, whose values are shown as Python's.
 _PLAIN = {type(None), bool, int, float, complex, str}
 # What else is compared, under names that no option has: the class, and the scale of a GradScaler.
 _CLASS, _SCALE = "(class)", "(scale)"
@@ -37,7 +37,8 @@ class OptionsOf:
 
     def __init__(self, optimizer: Callable[[], Any], names: Mapping[int, str]) -> None:
         self._optimizer, self._names = optimizer, names
-        # A number of the names in each group, which takes longer to compute than its options.
+        # A checksum of the names in each group, kept because it takes longer to compute than one of
+        # the options.
         self._sums: list[int] = []
         # The groups at that time.
         self._listed: list[int] | None = None
@@ -78,7 +79,7 @@ class OptionsOf:
 
 
 def _shown(value: Any) -> str:
-    """Returns the text of a value; that of its type if it has none that ranks could compare."""
+    """Returns the text of a value, or the name of its type if ranks can't compare its text."""
     if type(value) in _PLAIN:
         return repr(value)
     if isinstance(value, torch.Tensor):
@@ -86,7 +87,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_shown, value))})"
     if isinstance(value, Number) and hasattr(value, "item"):
-        value = value.item()  # one of NumPy
+        value = value.item()  # a number of NumPy
     if isinstance(value, (bool, int, float, complex, str)):
         return repr(value)
     return type(value).__name__

@@ -24,7 +24,7 @@ class _Dense:
         self.strides = dense_strides(tensor)
 
     def allocate(self) -> torch.Tensor:
-        """Returns a tensor like it."""
+        """Returns an uninitialized tensor like the original one."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
 
 

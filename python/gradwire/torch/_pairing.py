@@ -21,7 +21,7 @@ _HINT = "Make the optimizer in the same way on all ranks"
 
 
 class Layout(NamedTuple):
-    """What a rank tells the others about its optimizer and the parameters of it."""
+    """What a rank tells the others about its optimizer and its parameters."""
 
     # The class, before it was made distributed.
     optimizer: str
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """What is equal for equal layouts."""
+        """A digest that is equal for equal layouts."""
         return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
 
     def with_positions(self) -> Layout:

@@ -30,7 +30,7 @@ class Parameters(list[Any]):
         self._optimizer = weakref.ref(optimizer)
 
     def waits_for(self, optimizer: Any) -> bool:
-        """Returns whether it waits for this optimizer; a shallow copy of one shares its list."""
+        """Returns whether it waits for this optimizer; a shallow copy of one shares its lists."""
         return self._optimizer() is optimizer
 
     def _wait(self) -> None:

@@ -1,10 +1,11 @@
 """Gradients that are parts of one tensor: those of concatenated parameters, or of a flat buffer.
 
-A write to one part changes the version of all, even of those in flight, and even after
-``module.double()`` has moved each to memory of its own. Backward passes and results are recorded
-here, so any other change of the version is a write by the program. It may be to a part that is not
-in flight, as by a hook that scales each gradient, or to one of another optimizer. So parts are
-compared by value, until an exchange without such a write, and again after the next one.
+A write to one part changes the version of all parts, even of those in flight, and even after
+``module.double()`` has moved each to memory of its own. Writes of backward passes and results are
+recorded here, so any other change of the version is a write by the program. It may be to a part
+that is not in flight, for example by a hook that scales each gradient, or to a part of another
+optimizer. So parts are compared by value until an exchange without such a write, and again after
+the next such write.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class _Storage:
         self.recorded = self.other = 0
 
 
-# The attribute of a part.
+# The attribute that marks a part.
 _PART = "_gradwire_part"
 
 # By number.

@@ -1,8 +1,8 @@
 """Shared memory for gradients.
 
 Each parameter has a *place* in shared memory, with the strides that autograd uses for its gradient,
-so that fused kernels can run on it. A gradient is in its place if address, dtype and strides match;
-the storage of a Python object can be swapped.
+so that fused kernels can run on it. A gradient is in its place if address, dtype and strides match.
+To compare Python objects is not enough, because their storage can be swapped.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class Place:
 
     @property
     def is_free(self) -> bool:
-        """Whether no gradient here is still in use: itself, a view, or an array on its memory.
+        """Whether nothing uses a gradient here any more: no tensor, view or array on its memory.
 
-        The parameter itself must no longer use it.
+        The parameter must have released it.
         """
         if self._lent is None:
             return True
@@ -127,7 +127,7 @@ class Place:
 
 def is_alone(gradient: torch.Tensor) -> bool:
     """Returns whether nothing else uses a gradient's memory: no tensor, array or storage."""
-    # If PyTorch can't tell, something may.
+    # If PyTorch can't tell, something may use it.
     if _uses is None or (_users is None and (gradient._is_view() or is_a_part(gradient))):
         return False
     return _uses_of(gradient) <= _uses_of_an_unused_one()
@@ -135,7 +135,7 @@ def is_alone(gradient: torch.Tensor) -> bool:
 
 @cache
 def _uses_of_an_unused_one() -> int:
-    """Returns the uses of a gradient that only PyTorch uses; releases differ."""
+    """Returns the number of uses of a gradient that only PyTorch uses; releases differ."""
     with torch.inference_mode(False):
         parameter = torch.nn.Parameter(torch.empty(1, device="cpu"))
         parameter.grad = torch.empty(1, device="cpu")

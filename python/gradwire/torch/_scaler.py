@@ -16,7 +16,7 @@ from typing import Any
 
 from gradwire.torch._wrapping import Wrapped
 
-# What a scaler sets on a fused optimizer during a step.
+# Attributes that a scaler sets on a fused optimizer during a step.
 _FOR_FUSED = ("grad_scale", "found_inf")
 
 

@@ -1,13 +1,13 @@
 """One parameter's gradient: the data to send, and the result.
 
-A gradient that is not in its place in shared memory (the first one; after ``model.zero_grad()``; on
-another device) is copied there, and its bytes are counted.
+A gradient that is not in its place in shared memory is copied there, and its bytes are counted. It
+may be the first gradient, one after ``model.zero_grad()``, or one on another device.
 
-The gradient tensors of the program stay its own. After the copy, the place becomes the memory of
-the same tensor object, so a list of gradients follows. If other tensors or arrays use the old
-memory, such as views or a flat buffer of all gradients, they could not follow. Then the gradient
-stays where it is, and the result is copied back to it. So do the parts of a tensor that the
-backward pass has made, for concatenated parameters: whether the program knows it can't be seen.
+The program keeps its gradient tensors. After the copy, the place becomes the memory of the same
+tensor object, so a list of gradients remains valid. If other tensors or arrays use the old memory,
+such as views or a flat buffer of all gradients, they could not follow. Then the gradient stays
+where it is, and the result is copied back to it. The same holds for parts of one tensor that the
+backward pass has made for concatenated parameters: the program may use that tensor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradients that lie in the memory of others. Pure."""
+"""Finds gradients that overlap in memory. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gradwire.torch._slots import Slot
 
 
 class Span(NamedTuple):
-    """The memory of a gradient, as addresses of bytes."""
+    """The memory of a gradient, as byte addresses."""
 
     start: int
     end: int
-    # Whether an element lies on every address.
+    # Whether the elements fill the span without gaps.
     dense: bool
     slot: Slot
 
@@ -39,8 +39,8 @@ def spans_of(slots: Iterable[Slot]) -> list[Span]:
 def overlapping(spans: list[Span]) -> Iterator[tuple[Slot, Slot]]:
     """Returns pairs of slots with gradients in the same memory, the earlier one in the list first.
 
-    Strided parts of one tensor, such as its columns, may lie between each other. They only count if
-    they begin with the same element.
+    Strided parts of one tensor, such as its columns, may be interleaved. They only count if they
+    begin with the same element.
     """
     order = {id(span.slot): number for number, span in enumerate(spans)}
     last: Span | None = None

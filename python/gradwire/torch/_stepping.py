@@ -1,4 +1,4 @@
-"""The methods of a distributed optimizer: those that wait for the exchange of its gradients."""
+"""The methods of a distributed optimizer that wait for the exchange of its gradients."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def contributors() -> int:
     In an elastic job, it changes with the ranks.
 
     Returns:
-        The number of ranks that have exchanged gradients for the last step of an optimizer of this
-        process that is a ``DistributedOptimizer``, or one of a ``DdpHookState``; 0 before the first
+        The number of ranks that have exchanged gradients for the last step of this process with a
+        ``DistributedOptimizer`` or with the optimizer of a ``DdpHookState``; 0 before the first
         step.
 
     Example:
@@ -178,7 +178,7 @@ class Distributed(Wrapped):
         """Makes a step with the exchanged gradients.
 
         Gradients already exchanged by ``synchronize`` are not exchanged again: the ranks only agree
-        that nothing has changed since, for which ``skip_synchronize`` also saves the time.
+        that nothing has changed since. ``skip_synchronize`` saves this agreement, too.
 
         Args:
             closure: Computes the loss and its gradients again. The gradients are exchanged after
@@ -228,7 +228,7 @@ class Distributed(Wrapped):
         return result
 
     def _compare(self) -> None:
-        """Compares between the ranks what they make the step with, if that is wanted."""
+        """Compares the gradients of the step between the ranks, if the settings request it."""
         self._exchange.compare()
 
     @contextmanager
@@ -238,7 +238,7 @@ class Distributed(Wrapped):
         if callable(closure):
             yield
             return
-        # Optimizers of one's own may lack PyTorch's hooks.
+        # Optimizers that a program defines may lack PyTorch's hooks.
         if not hasattr(self, "_optimizer_step_pre_hooks"):
             self._compare()
             yield

@@ -1,8 +1,7 @@
-"""Steps that end with a vote: what optimizers that skip the step of a loss have in common.
+"""Steps that end with a vote, for optimizers that skip the step of a loss.
 
 The unit is the step. If the exchange of a step has failed on any rank, all ranks skip the step, so
-their parameters stay equal. Nothing is repeated, and no average contains different ranks than
-another one of the same step.
+their parameters stay equal. Nothing is repeated, and all averages of a step contain the same ranks.
 
     heal -- backward passes -- exchange -- vote -- yes --> step
                                   └- a loss -┴--> rejoin -- the vote's outcome --> step or none
@@ -37,7 +36,7 @@ class Patience:
     """Notes the first loss of an epoch instead of raising it."""
 
     lost: GradwireError | None = None
-    # The number of epochs that this process has joined since.
+    # The number of epochs that this process has joined since its first one.
     joined = 0
 
     def note(self, error: BaseException, joined: int) -> bool:

@@ -31,7 +31,7 @@ def watch(slot: Slot, watcher: Watcher, *, before: bool) -> None:
 
     Args:
         slot: The slot of the parameter.
-        watcher: What is called. The hooks do not keep it alive.
+        watcher: The receiver of the calls. The hooks do not keep it alive.
         before: Whether ``watcher.before`` is called as well.
 
     Raises:
@@ -66,7 +66,7 @@ def owns(slot: Slot) -> bool:
 
 
 def own(slot: Slot) -> None:
-    """Makes a slot the one that submits its parameter's gradient, and knows what it contains.
+    """Makes a slot submit its parameter's gradient, and gives it what is known about that.
 
     Raises:
         AssertionError: Another slot of the parameter is in flight.

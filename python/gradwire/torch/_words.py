@@ -20,7 +20,7 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
 
     Raises:
         InvalidRequest: The gradient has no memory of its own.
-        AssertionError: The gradient can't be told from the last result.
+        AssertionError: The gradient was resized or spoiled, or may contain the last result.
     """
     word = _agreement.LEARNS if slot.learns else _agreement.FROZEN
     gradient = slot.parameter.grad
@@ -54,7 +54,8 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
         again = op == Average and not slot.exchanged
         used = content is Content.OWN or (again and content is Content.COMMON)
         if slot.exchanged and content is Content.OWN and not slot.fired:
-            # Clipped, say, as on all ranks, or of this rank's own: the ranks compare the values.
+            # The program may have clipped it, as on all ranks, or set a gradient of this rank
+            # alone: the ranks compare the values.
             word |= _agreement.REPLACED
             used = False
         elif content is Content.OWN and slot.content is Content.COMMON and not slot.fired:
@@ -80,7 +81,7 @@ def word_of(slot: Slot, op: ReduceOp, again: bool = False) -> int:
 
 
 def stepped_bits(slot: Slot) -> int:
-    """Returns what a step sees, for the next agreement."""
+    """Returns the bits for what a step sees of a gradient, for the next agreement."""
     if slot.parameter.grad is None:
         return _agreement.NOT_STEPPED
     known = {None: 0, True: _agreement.STEPPED_RESULT, False: _agreement.STEPPED_OTHER}
@@ -88,7 +89,7 @@ def stepped_bits(slot: Slot) -> int:
 
 
 def word_in_flight(slot: Slot) -> int:
-    """Returns the word of a rank that can't take part, except in what it has already sent."""
+    """Returns the word of a rank that only takes part in exchanges it has already started."""
     if not slot.in_flight:
         return 0
     return _agreement.IN_FLIGHT | _agreement.LEARNS | _kind_bits(slot, exists=False)

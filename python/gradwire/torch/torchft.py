@@ -100,7 +100,7 @@ class ProcessGroupGradwire(_Wrapper):  # type: ignore[misc]
 
 
 class ProcessGroupBabyGradwire(_Baby):  # type: ignore[misc]
-    """A process group of torchft in a process of its own, of which a program may have several.
+    """A process group of torchft in a separate process. A program may have several.
 
     Tensors are moved to that process through shared memory.
 

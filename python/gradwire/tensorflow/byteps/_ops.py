@@ -35,7 +35,7 @@ def push_pull(
     """Reduces a tensor over all ranks; every rank gets the result. Differentiable.
 
     Args:
-        tensor: A tensor, variable or array. All ranks pass the same dtype and shape. Of
+        tensor: A tensor, variable or array. All ranks pass the same dtype and shape. For
             ``tf.IndexedSlices``, the rows of all ranks are gathered.
         scope: A prefix of ``name``.
         average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
@@ -43,7 +43,7 @@ def push_pull(
         device_sparse: Ignored; exists for BytePS scripts.
         compression: One of ``Compression``, or another subclass of ``Compressor``.
         op: The reduction; ``Average`` by default.
-        enable_async: False: only synchronous training is supported.
+        enable_async: Must be False: only synchronous training is supported.
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
 
     Returns:
@@ -138,7 +138,7 @@ def DistributedOptimizer(
         sparse_as_dense: Whether gradients that are ``tf.IndexedSlices`` become dense tensors first.
         backward_passes_per_step: How many gradients are accumulated before an exchange.
         op: The reduction; ``Average`` by default.
-        enable_async: False: only synchronous training is supported.
+        enable_async: Must be False: only synchronous training is supported.
 
     Returns:
         The given optimizer.

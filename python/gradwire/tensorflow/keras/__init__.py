@@ -1,4 +1,4 @@
-"""The module ``horovod.tensorflow.keras``: that of Keras 3, ``gradwire.keras``."""
+"""The module ``horovod.tensorflow.keras``. It is ``gradwire.keras``, for Keras 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The module ``horovod.tensorflow.keras.elastic``: that of Keras 3, ``gradwire.keras.elastic``."""
+"""The module ``horovod.tensorflow.keras.elastic``. It is ``gradwire.keras.elastic``."""
 
 from __future__ import annotations
 

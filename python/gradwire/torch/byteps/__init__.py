@@ -12,8 +12,8 @@ bps.broadcast_parameters(model.state_dict(), root_rank=0)
 bps.broadcast_optimizer_state(optimizer, root_rank=0)
 ```
 
-``gradwire run`` starts the processes instead of ``bpslaunch``. What BytePS calls a server is a host
-of ``gradwire run --servers``. docs/byteps.md lists the differences.
+``gradwire run`` starts the processes instead of ``bpslaunch``. A server of BytePS corresponds to a
+host of ``gradwire run --servers``. docs/byteps.md lists the differences.
 """
 
 from gradwire import (

@@ -1,16 +1,16 @@
 """Asynchronous training: ranks don't wait for each other's steps.
 
-Each step changes the parameters of its rank at once. A thread adds the differences that steps have
-made since the last round over all ranks, and the sum to the parameters that all ranks agree on. So
-parameters = agreed ones + own differences that are still on their way.
+Each step changes the parameters of its rank at once. In rounds, a thread sums the differences that
+steps have made over all ranks, and adds the sum to the parameters that all ranks agree on. So
+parameters = agreed parameters + own differences that are not yet in them.
 
 ```
 step() ── difference ──► pending ──► flying ── sum over all ranks ──► agreed
 ```
 
-A round begins once any rank has a difference: all ranks exchange a few numbers every few
-milliseconds, which say that, how many steps each has made, and who has finished. All ranks read
-the same numbers, so they do the same.
+Every few milliseconds, all ranks exchange a few numbers: whether any rank has a difference, how
+many steps each rank has made, and which ranks have finished. If there is a difference, a round
+begins. All ranks read the same numbers, so they do the same.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from gradwire.torch._wrapping import without_hooks
 from gradwire.torch.byteps._flat import flats_of
 from gradwire.torch.byteps._stepping import Stepping
 
-# The time between two questions whether any rank has a difference.
+# The pause between two exchanges of these numbers.
 _INTERVAL_SECONDS = 0.005
-# How long a rank that waits for slower ones sleeps before it looks for an error.
+# How long a rank that waits for slower ones sleeps between two checks for an error.
 _LOOK_SECONDS = 0.1
 # Added to the steps of a rank that has finished: nobody waits for it.
 _FINISHED = 1 << 40
@@ -73,7 +73,7 @@ class Exchange:
 
     def __init__(self, name: str, named: list[tuple[str, torch.Tensor]], bound: int) -> None:
         self._name, self._bound = name, bound
-        # Ranks that had other values would keep their differences for ever.
+        # Otherwise, ranks with other initial values would differ for ever.
         broadcast_parameters([(f"{self._name}.{name}", each) for name, each in named], 0)
         self._flats = flats_of(each for _, each in named)
         # What the parameters of this rank contained after its last step.
@@ -93,7 +93,7 @@ class Exchange:
         _running.add(self)
 
     def step(self, make: Callable[[], Any]) -> Any:
-        """Makes a step of the optimizer, and sends the difference on its way.
+        """Makes a step of the optimizer, and gives the difference to the thread.
 
         Returns:
             What ``make`` returns.
@@ -220,9 +220,9 @@ class Asynchronous(Stepping):
 
     @without_hooks
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Makes a step of this rank alone, and exchanges what it has changed in the background.
+        """Makes a step of this rank alone, and exchanges the changes in the background.
 
-        The first one waits for all ranks, and begins with the parameters of rank 0.
+        The first step waits for all ranks, and begins with the parameters of rank 0.
 
         Args:
             closure: As for the original optimizer.
@@ -270,7 +270,7 @@ class Asynchronous(Stepping):
 
 
 def begin(made: Any, named: list[tuple[str, torch.Tensor]], most_ahead: int) -> None:
-    """Sets what a wrapped optimizer needs. Nothing is exchanged before the first step."""
+    """Sets the attributes of a wrapped optimizer. Nothing is exchanged before the first step."""
     made._name = f"byteps.async.{next(_optimizers)}"
     made._named = [(name, each) for name, each in named if each.requires_grad]
     made._known = {each for _, each in named}
@@ -286,5 +286,5 @@ def _finish_all() -> None:
             return
 
 
-# First: the others may end what the exchange needs.
+# Before the other callbacks, which may end what the exchange needs.
 _world.before_shutdown.insert(0, _finish_all)

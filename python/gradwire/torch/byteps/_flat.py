@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-# Dtypes whose sums are kept with more bits.
+# Dtypes whose sums are kept in float32.
 _NARROW = (torch.float16, torch.bfloat16)
 
 

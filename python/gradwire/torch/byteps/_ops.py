@@ -1,7 +1,7 @@
 """``push_pull``: BytePS's allreduce.
 
-BytePS pairs tensors by names whose order of declaration must be the same everywhere, and does not
-notice a difference. Here names are agreed upon, so a declaration is not needed.
+BytePS pairs tensors by the order in which their names are declared. It must be the same on all
+ranks, and BytePS does not notice a difference. Here the ranks agree on names without declarations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradwire.torch._adapter import collectives
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._reduce_ops import allreduce
 
-# When the speed was asked for the last time, and the bytes until then.
+# The time of the last call of ``get_pushpull_speed``, and the bytes exchanged until then.
 _asked: tuple[float, int] | None = None
 
 
@@ -28,7 +28,7 @@ def declare(name: str, **parameters: object) -> None:
 
     Args:
         name: A name of ``push_pull``.
-        **parameters: BytePS's options of a compressor; empty.
+        **parameters: BytePS's options of a compressor; must be empty.
 
     Raises:
         InvalidRequest: There are options.
@@ -86,7 +86,7 @@ def push_pull_async_inplace(
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
         version: Accepted for compatibility; it has no effect.
         priority: Tensors with a larger number go first.
-        staleness: 0.
+        staleness: Must be 0.
 
     Returns:
         A handle for ``synchronize``, which returns the tensor.
@@ -157,7 +157,7 @@ def push_pull_inplace(
         name: Identifies the call across ranks. Unnamed calls are matched by their order.
         version: Accepted for compatibility; it has no effect.
         priority: Tensors with a larger number go first.
-        staleness: 0.
+        staleness: Must be 0.
 
     Returns:
         The tensor.

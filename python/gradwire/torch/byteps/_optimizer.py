@@ -18,7 +18,7 @@ from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._wrapping import wrap
 from gradwire.torch.byteps import _asynchronous, _stale
 
-# What names a compressor of BytePS, in `compression_params`.
+# The keys of `compression_params` that select a compressor of BytePS.
 _COMPRESSORS = ("compressor", "ef", "momentum")
 
 
@@ -57,8 +57,8 @@ def DistributedOptimizer(
     Raises:
         NotInitialized: ``init()`` has not been called.
         ValueError: An argument is invalid, or the optimizer is already distributed.
-        InvalidRequest: One of BytePS's compressors is asked for, or asynchronous training in a way
-            that is not supported.
+        InvalidRequest: The arguments select one of BytePS's compressors, or can't be combined with
+            asynchronous training.
     """
     given = {key: value for key, value in (compression_params or {}).items() if value}
     chosen = [f"{key}={given[key]!r}" for key in _COMPRESSORS if key in given]

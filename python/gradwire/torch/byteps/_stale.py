@@ -1,4 +1,4 @@
-"""Gradients of the step before: their exchange overlaps with a whole step.
+"""Applies the gradients of the previous step: their exchange overlaps with a whole step.
 
 This is Pipe-SGD of Li et al. (NeurIPS 2018) with a depth of two: a step starts the exchange of its
 own gradients, and applies those of the step before.
@@ -28,7 +28,7 @@ _last: weakref.WeakSet[_Started] = weakref.WeakSet()
 
 
 class _Started:
-    """The averages of one step's gradients on their way.
+    """The exchange of one step's gradients.
 
     Ranks may have gradients of different parameters. A parameter without a gradient counts as
     zeros, unless it has none on any rank.
@@ -80,7 +80,7 @@ class Stale(Stepping):
         """Starts the exchange of this step's gradients, and applies those of the step before.
 
         The first steps (``pipesgd_warmup_iter``) apply their own; the step after them applies
-        nothing. The gradients of the program stay what they are.
+        nothing. The gradients of the program are not changed.
 
         Args:
             closure: Computes the loss once, with its gradients.
@@ -98,7 +98,7 @@ class Stale(Stepping):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Two steps are on their way at the same time.
+        # The exchanges of two steps are in flight at the same time, under different names.
         self._is_odd = not self._is_odd
         name = f"{self._name}.{'odd' if self._is_odd else 'even'}"
         started = _Started(self._flats, name, self._compression)
@@ -140,7 +140,7 @@ def begin(
     compression: type[Compressor],
     warmup: int,
 ) -> None:
-    """Sets what a wrapped optimizer needs. Nothing is exchanged before the first step."""
+    """Sets the attributes of a wrapped optimizer. Nothing is exchanged before the first step."""
     made._name = f"byteps.stale.{next(_optimizers)}"
     made._flats = flats_of(each for _, each in named if each.requires_grad)
     made._known = {each for _, each in named}
@@ -151,7 +151,7 @@ def begin(
 
 
 def _wait_for_last() -> None:
-    """Waits at the end of the program for what other ranks may still need."""
+    """Waits at the end of the program for exchanges that other ranks may still need."""
     for started in list(_last):
         try:
             started.wait()

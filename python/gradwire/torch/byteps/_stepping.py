@@ -1,4 +1,4 @@
-"""What the optimizers have in common that exchange nothing before ``step()``."""
+"""The base class of optimizers that exchange nothing before ``step()``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gradwire.torch._wrapping import Wrapped
 
 
 class Stepping(Wrapped):
-    """An optimizer whose ``step()`` does all that is exchanged."""
+    """An optimizer whose ``step()`` makes all exchanges."""
 
     def synchronize(self) -> None:
         """Does nothing: gradients are exchanged in ``step()``, or not at all."""

@@ -72,7 +72,7 @@ _helper: Any = c10d._new_process_group_helper
 
 @functools.wraps(_helper)
 def _noting_helper(*args: Any, **named: Any) -> Any:
-    """Creates a group as PyTorch does, which does not tell the backend of other ranks' groups."""
+    """Creates a group as PyTorch does, and notes groups of which this rank is not a member."""
     made = _helper(*args, **named)
     everybody = c10d.GroupMember.WORLD
     if made[0] is c10d.GroupMember.NON_GROUP_MEMBER and isinstance(everybody, ProcessGroupGradwire):

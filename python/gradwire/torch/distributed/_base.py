@@ -237,7 +237,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return False
 
     def get_reconfigure_handle(self) -> str:
-        """Returns what ``reconfigure`` needs of this process.
+        """Returns a text with which ``reconfigure`` identifies this process.
 
         Returns:
             A text for ``reconfigure``.
@@ -321,7 +321,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._numbers.count
 
     def shutdown(self) -> None:
-        """Removes the group's process set; for the first group of all ranks, those of all groups.
+        """Removes the group's process set; the first group of all ranks removes all process sets.
 
         Operations that all members have started complete. Once all members have called this, the
         other operations fail on the ranks that wait for them.

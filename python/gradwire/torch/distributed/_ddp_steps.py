@@ -1,13 +1,14 @@
 """Training with DDP that skips the step of a loss: ``DdpHookState(on_loss="skip", ...)``.
 
 DDP waits for collectives in its forward and backward passes: the hook's buckets, its buffers, the
-order of its buckets, its unused parameters. Their losses are noted, and the passes complete with
-whatever is there, because ``step`` will skip them. So DDP has a group of its own: ``DdpGroup``.
+order of its buckets, its unused parameters. If a rank is lost in one of them, this is noted, and
+the passes complete with the values that are there, because ``step`` will skip them. So DDP has a
+group of its own: ``DdpGroup``.
 
-- Until the hook is registered, the group has this rank only. So making a DDP model is no
+- Until the hook is registered, the group has this rank only. So making a DDP model needs no
   collective, which a new rank would make alone.
 - Then it consists of all ranks of the present epoch.
-- After a loss it has nobody to talk to, until ``step`` joins the next epoch.
+- After a loss it makes no collectives until ``step`` joins the next epoch.
 
 In each epoch, DDP's reducer is made anew, with the buckets of a new rank.
 """
@@ -62,7 +63,7 @@ class DdpGroup(ProcessGroupGradwire):
     size = getSize
 
     def _patiently(self, call: Callable[[], Work], alone: Callable[[], Any], result: Any) -> Work:
-        """Makes a call, or does what it would do without other ranks; returns a complete work."""
+        """Makes a call, or acts without other ranks (``alone``); returns a complete work."""
         losses = self._losses
         if not self._is_alone and losses.lost is None:
             with losses.patience():
@@ -101,7 +102,7 @@ class DdpGroup(ProcessGroupGradwire):
 
 
 class PatientWork(Work):
-    """The exchange of a bucket. After a loss, its future has the bucket as it is."""
+    """The exchange of a bucket. After a loss, its future has the unchanged bucket."""
 
     losses: Patience
     joined: int
@@ -134,7 +135,7 @@ class DdpSteps(Voting):
             if optimizer is not None:
                 optimizer._heal()
 
-        # Before the first collective of a step; the program has counted the step before by then.
+        # Before the first collective of a step. By then, the program has counted the last step.
         ddp.register_forward_pre_hook(heal)
         self._begin_voting(losses, [own, *states])
 
@@ -225,7 +226,7 @@ class Skip:
         """Makes the optimizer vote. ``register`` registers the hook with a new reducer."""
         _scaler.patch()
         assert self._given is not None, "checked"
-        # DDP's C++ code holds this object, so what refers to DDP must not stay here.
+        # DDP's C++ code holds this object, so it must not keep a reference to DDP.
         (optimizer, state), self._given = self._given, None
         self.group.begin_epoch()
         steps = wrap(optimizer, DdpSteps)
@@ -238,7 +239,7 @@ class Skip:
             ddp._remove_autograd_hooks()
         parameters, sparse = ddp._build_params_for_reducer()
         names = ddp._build_debug_param_to_name_mapping(parameters)
-        # As when a model is unpickled.
+        # As DDP does when a model is unpickled.
         ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
         if ddp.static_graph:
             ddp.reducer._set_static_graph()

@@ -110,7 +110,7 @@ def seen(future: Any) -> None:
 
 
 def _waiting_ones(threads: frozenset[int]) -> frozenset[int]:
-    """Returns those of these threads that wait for a future which other threads will complete."""
+    """Returns which of these threads wait for a future that another thread will complete."""
     awaited = {thread: _awaited.get(thread) for thread in threads}
     return frozenset(
         thread
@@ -125,7 +125,7 @@ _quiet.judges.append(_waiting_ones)
 @functools.wraps(_wait)
 def _noted_wait(self: Any) -> Any:
     thread = threading.get_ident()
-    outer = _awaited.get(thread)  # of a program in whose wait a signal handler runs
+    outer = _awaited.get(thread)  # set if a signal handler runs during a wait
     _awaited[thread] = self
     try:
         return _wait(self)
@@ -179,7 +179,7 @@ def _run(line: Line, callback: Callback, future: Any) -> Any:
 
 
 def _needs_thread(future: Any, known: _Known) -> bool:
-    """Returns whether a callback must not run in PyTorch's turn or in the program's thread."""
+    """Returns whether a callback must run in a thread of its own."""
     return known.threads and not (known.seen and future.done())
 
 
@@ -195,7 +195,7 @@ def _outcome(run: Callback, future: Any) -> Any:
 
 
 def _logged(run: Callback) -> Callback:
-    """Reports an error as PyTorch does: nobody waits for such a callback."""
+    """Returns a function that logs an error, as PyTorch does: nobody waits for the callback."""
 
     def logged(future: Any) -> None:
         outcome = _outcome(run, future)

@@ -63,11 +63,11 @@ class DdpHookState:
         compression: One of ``Compression``, or another subclass of ``Compressor``.
         op: ``Average``, or another reduction.
         timeout: The maximum time to wait for a bucket.
-        on_loss: What a loss of a rank does in an elastic job. ``"raise"``: DDP raises an error.
+        on_loss: What happens if a rank of an elastic job is lost. ``"raise"``: DDP raises an error.
             ``"skip"``: all ranks skip the step, and training goes on with the ranks that are left.
             A new rank receives the model and the state of the optimizer from another one. Make the
             model with ``process_group=state.process_group``, and register the hook directly before
-            the loop, which copies the model and the state of rank 0 to all ranks.
+            the loop. This copies the model and the state of rank 0 to all ranks.
         optimizer: With ``on_loss="skip"``, the optimizer of the model. Its ``step`` ends each step
             with a vote, and it has ``skipped_steps``.
         state: With ``on_loss="skip"``, what else a new rank receives, such as an
@@ -114,7 +114,7 @@ class DdpHookState:
             timeout,
         )
         self.skip = Skip(optimizer, state, timeout) if on_loss == "skip" else None
-        # A process has one that skips; a new rank has made no others.
+        # A process has only one state that skips. A new rank need not have made other states.
         self.name = f"ddp{next(self._states)}" if self.skip is None else "ddp.skip"
         # The number of models that use it.
         self._models = 0

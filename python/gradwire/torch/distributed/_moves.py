@@ -47,7 +47,7 @@ class Moves(Group):
         root = self._member(given.root)
         at_root = self._rank == given.root
         buffer = (_memory.load if at_root else _memory.allocate)(tensors, moved=True)
-        # The root checks this, too: its program passes the same kind of tensor on all ranks.
+        # The root checks ``into``, too: a program passes the same kind of tensor on all ranks.
         handle = self._begin(session().broadcast, buffer, root, into=tensors)
 
         def finish(results: list[Any]) -> None:

@@ -1,7 +1,7 @@
 """The names of a group's operations, which are the same on all its ranks.
 
 An operation belongs to the order of its own group, wherever it is started. Ranks run callbacks at
-different times and in different threads, and the operation with the callback may be one of another
+different times and in different threads, and a callback may belong to an operation of another
 group. So the calls of a group have several independent orders: one of the program, and one of each
 callback.
 
@@ -13,8 +13,8 @@ callback.
   any order. The same holds for groups of some of these ranks.
 - ``gradwire0.cross>more3.1``: the first operation in ``cross`` that the third callback ``more``
   started; the future is one of a message, or of a group to which some ranks of ``cross`` do not
-  belong. These ranks have different futures, whose operations complete in any order, so what pairs
-  the callbacks is the order in which the program requests them. Each thread, and each callback, has
+  belong. These ranks have different futures, whose operations complete in any order. So callbacks
+  are paired by the order in which the program requests them. Each thread, and each callback, has
   its own count of the callbacks that it requests.
 - Rejected calls are not counted, because the other ranks do not know of them.
 - In each epoch of an elastic job, the numbers start over: a loss may have come before an operation

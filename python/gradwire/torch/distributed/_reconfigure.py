@@ -8,9 +8,9 @@ handles themselves, for example through a store.
                     ^                                                    │
                     └────────── a loss, or new processes ────────────────┘
 
-Each set of processes is a job of its own, with new daemons: nothing of the old one can reach it,
-and nobody has to know who was lost. A handle has the address of a store in its process; the ranks
-meet in that of the first handle.
+Each set of processes is a job of its own, with new daemons: nothing of the old job can reach it,
+and no process has to know which rank was lost. A handle has the address of a store in its process;
+the ranks meet in the store of the first handle.
 
 A process is a rank of one job, so it can have one such group, and no other one of this backend.
 """
@@ -201,7 +201,7 @@ class ReconfigurableGroup(FormedGroup):
     def reconfigure(self, opts: Any) -> Work:
         """Makes it a group of the processes with these handles, all of which call this.
 
-        Operations of the ranks before fail. It also works after a loss of any rank, and after
+        Operations of the previous ranks fail. This also works after a loss of any rank, and after
         ``abort``.
 
         Args:

@@ -135,8 +135,8 @@ class Reductions(Group):
             check_sizes(as_tensor(sizes), dims, tensor.size(), handle.name)
             gathered = as_tensor(all_indices), as_tensor(all_values)
             rows = [_rows(part, like) for part, like in zip(gathered, (indices, values))]
-            # The number of rows follows from a part whose rows have elements. Without one, the sum
-            # is empty.
+            # The number of rows follows from a part whose rows have elements. Without such a part,
+            # the sum is empty.
             number = next((row for row in rows if row is not None), 0)
             total = entries(
                 gathered[0].view(number, *indices.shape[1:]).t(),
@@ -174,7 +174,7 @@ class Reductions(Group):
         buffer = self._load(tensors, reduction)
         root = self._member(given.root)
         at_root = self._rank == given.root
-        # All ranks check this: a program passes the same kind of tensor on all of them.
+        # All ranks check ``into``: a program passes the same kind of tensor on all of them.
         handle = self._begin(session().reduce, buffer, root, reduction.name, into=tensors)
 
         def finish(results: list[Any]) -> None:

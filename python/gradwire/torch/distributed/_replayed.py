@@ -66,7 +66,7 @@ def _notes(folder: str) -> dict[str, tuple[int, str]]:
 
 
 def recall(key: str, leaving: threading.Event) -> bytes:
-    """Returns a request that the recorded rank has read, when this rank has come as far.
+    """Returns a request of the record, after as many operations as the recorded rank had started.
 
     A rank that leaves its groups does not wait.
     """
@@ -79,7 +79,7 @@ def recall(key: str, leaving: threading.Event) -> bytes:
 def _meet(
     url: str, rank: int = -1, world_size: int = -1, **options: Any
 ) -> Iterator[tuple[Any, int, int]]:
-    """Replaces the ways in which ranks find each other: in a replay nobody else is there."""
+    """Replaces PyTorch's rendezvous: a replay has no other ranks."""
     del url, options
     own = int(os.environ.get("RANK", "0")) if rank < 0 else rank
     size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size

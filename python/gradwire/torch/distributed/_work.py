@@ -60,7 +60,7 @@ def last_error() -> BaseException | None:
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _MAX_KEPT = 1 << 14
 _kept: dict[int, Work] = {}
-# In a join, DDP sums one number to count the remaining ranks. Even newer PyTorch releases drop that
+# In a join, DDP sums one number to count the remaining ranks. Newer PyTorch releases also drop that
 # work, and use its future after the wait.
 _join_counts: collections.deque[Work] = collections.deque(maxlen=32)
 

@@ -101,7 +101,7 @@ class World:
         return store
 
     def serves(self, everybody: Any) -> bool:
-        """Returns whether its groups exist beside this group of all ranks."""
+        """Returns whether this world is for groups beside this group of all ranks."""
         return self._beside is not None and self._beside() is everybody
 
     def key(self, ranks: Ranks) -> Key:
@@ -229,10 +229,10 @@ class World:
         return handle.wait(0.0)
 
     def quiet_ones(self, threads: frozenset[int]) -> frozenset[int]:
-        """Returns the thread for requests, if it does nothing before a rank makes another one.
+        """Returns the thread for requests, if it does nothing before a rank makes another request.
 
-        A request of another rank may be on its way. But that rank has work to do until all ranks
-        have served it.
+        A request of another rank may be on its way. But that rank is not quiet until all ranks have
+        served the request.
         """
         ident = self._thread.ident
         return threads & {ident} if self._awaits > self._asked else frozenset()

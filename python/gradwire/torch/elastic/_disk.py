@@ -3,14 +3,15 @@
     DIRECTORY/commit-0000000012/tensors.safetensors
     DIRECTORY/commit-0000000012/state.json
 
-A thread writes a commit into a hidden folder, which gets its name when it is complete. So whatever
-ends the job, the newest folder with a name is complete. Neither file can contain code.
+A thread writes a commit into a hidden folder, and renames the folder when it is complete. So
+whatever ends the job, the newest folder named ``commit-N`` is complete. Neither file can contain
+code.
 
-While it writes, newer commits replace each other, and the last one is written next. So a slow disk
-costs commits in between, but neither the last one nor the time of the training.
+While the thread writes, newer commits replace each other, and the last one is written next. So a
+slow disk skips commits in between, but not the last one, and does not slow the training.
 
-A process that is killed leaves its hidden folder, which the next one to write removes. The folder's
-name says which process it was (CLEAN).
+A process that is killed leaves its hidden folder. The next process that writes removes it: the name
+of the folder says which process has made it (CLEAN).
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from gradwire._errors import InvalidRequest
 
 _KEPT = 2
 _NAME = re.compile(r"commit-(\d{10})")
-# With the host and the process that writes it.
+# With the host and the id of the process that writes the folder.
 _HIDDEN = re.compile(r"\.commit-\d{10}\.(.+)\.(\d+)")
-# When a hidden folder is abandoned whose process can't be asked about, because it is elsewhere.
+# After this time without a write, a hidden folder of another host counts as abandoned: its process
+# can't be checked from here.
 _ABANDONED_NS = 3600 * 10**9
 # How long the end of a training waits for the disk.
 _PATIENCE_SECONDS = 600.0
@@ -57,9 +59,9 @@ _NAMES = {
     torch.bool: "BOOL",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-# JSON has neither tensors nor all of Python's containers: these are objects with one of these keys.
+# JSON lacks tensors and some of Python's containers: they become objects with one of these keys.
 _TENSOR, _TUPLE, _SET, _PAIRS = "$tensor", "$tuple", "$set", "$pairs"
-# What damaged files raise.
+# Exceptions that damaged files raise.
 _DAMAGES = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
@@ -72,7 +74,7 @@ def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         tensors: Receives the tensors, by the names that stand for them.
 
     Raises:
-        InvalidRequest: It contains something else than tensors, numbers, texts and containers.
+        InvalidRequest: It contains more than tensors, numbers, texts and containers.
     """
     if isinstance(value, torch.Tensor):
         if value.layout == torch.strided and value.dtype in _NAMES:
@@ -104,7 +106,7 @@ def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def decoded(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Returns the value of ``encoded``."""
+    """Returns the value that ``encoded`` has converted."""
     if isinstance(value, list):
         return [decoded(each, tensors) for each in value]
     if not isinstance(value, dict):
@@ -138,7 +140,8 @@ def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
         target.flush()
         first = 8 + len(text)
         if end > 0:
-            # First, because a mapped page without space on the disk would end the process.
+            # First, because a write to a mapped page without space on the disk would end the
+            # process.
             os.posix_fallocate(target.fileno(), first, end)
             mapped = torch.from_file(str(file), shared=True, size=first + end, dtype=torch.uint8)
             for name, tensor in tensors.items():
@@ -194,7 +197,7 @@ class Disk:
 
     Args:
         directory: The directory, which is created.
-        every: How many commits there are for each that is written.
+        every: One of this many commits is written.
 
     Raises:
         InvalidRequest: It is not a directory, or can't be read, or ``every`` is invalid.
@@ -206,12 +209,12 @@ class Disk:
         self._thread: threading.Thread | None = None
         # What the thread writes next: the number, the JSON, and the tensors.
         self._next: tuple[int, str, dict[str, torch.Tensor]] | None = None
-        # The process that has written.
+        # The id of the process that has written commits.
         self._process: int | None = None
         self._warned = False
         # Commits that ``read`` has found damaged.
         self._damaged: set[int] = set()
-        self.numbers()  # tells all ranks at once if it is not a directory
+        self.numbers()  # raises now, on all ranks, if it is not a directory
 
     def numbers(self) -> list[int]:
         """Returns the numbers of the complete commits, the newest first.
@@ -231,7 +234,7 @@ class Disk:
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def read(self) -> tuple[Path, dict[str, Any]] | None:
-        """Returns the newest commit that can be read, after its folder; None without one."""
+        """Returns the folder and the state of the newest readable commit; None without one."""
         for number in self.numbers():
             folder = self._folder(number)
             try:
@@ -247,12 +250,12 @@ class Disk:
         return None
 
     def write(self, number: int, state: Any) -> None:
-        """Writes a commit in the background, whose tensors must not change any more.
+        """Writes a commit in the background. Its tensors must not change any more.
 
-        It replaces an earlier one that waits for the disk.
+        This commit replaces an earlier one that waits for the disk.
 
         Raises:
-            InvalidRequest: The state contains what can't be written.
+            InvalidRequest: The state contains a value that can't be written.
         """
         tensors: dict[str, torch.Tensor] = {}
         text = json.dumps(encoded(state, "state", tensors))
@@ -285,7 +288,7 @@ class Disk:
             self._process = os.getpid()
             # `multiprocessing` ends its processes without calling the functions of atexit.
             register = getattr(threading, "_register_atexit", atexit.register)
-            with contextlib.suppress(RuntimeError):  # it ends already
+            with contextlib.suppress(RuntimeError):  # the process is ending already
                 register(self.finish)
 
     def _write_all(self) -> None:
@@ -311,7 +314,7 @@ class Disk:
                 target.write(text)
                 target.flush()
                 os.fsync(target.fileno())
-            if folder.exists():  # of a job that ended after it, and began again before it
+            if folder.exists():  # of an earlier run; this one began from an older commit
                 shutil.rmtree(folder)
             hidden.rename(folder)
             self._damaged.discard(number)
@@ -343,7 +346,7 @@ class Disk:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _prune(self, newest: int) -> None:
-        """Removes all commits before the last ones that can be read, of those up to ``newest``."""
+        """Removes the commits up to ``newest`` that are older than the last readable ones."""
         found = [number for number in self.numbers() if number <= newest]
         kept = [number for number in found if number not in self._damaged][:_KEPT]
         for old in found:

@@ -1,4 +1,4 @@
-"""A sampler that divides what is left of an epoch among the ranks when they change."""
+"""A sampler that divides the rest of an epoch among the ranks when they change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Divides a data set among the ranks. When they change, it divides what is not yet processed.
+    """Divides a data set among the ranks. When they change, it divides the remaining samples.
 
     The program records what it has processed. Give the sampler to a ``TorchState``: its ``commit``
     then shares the records, so that each sample is used once in an epoch, whatever ranks are lost.
@@ -38,7 +38,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         num_samples: The number of samples of each rank.
         total_size: The number of samples of all ranks, with the repeated ones.
         indices: The samples of this rank, in their order; set by ``iter``.
-        unshared: Those of the processed samples that this rank has not shared with the others.
+        unshared: The processed samples that this rank has not yet shared with the other ranks.
 
     Example:
         ```python
@@ -59,7 +59,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, of which nothing is processed. Call it at the end of the one before.
+        """Begins an epoch with no processed samples. Call it at the end of the previous epoch.
 
         Args:
             epoch: The number of the epoch, which also changes the random order.
@@ -104,7 +104,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         """Returns the state.
 
         Returns:
-            A dict with the number of the epoch and what is processed of it.
+            A dict with the number of the epoch and its processed samples.
         """
         return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
 
@@ -112,7 +112,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         """Continues with a state.
 
         Args:
-            state_dict: What ``state_dict`` has returned, on any rank.
+            state_dict: A state that ``state_dict`` has returned on any rank.
         """
         self.epoch = state_dict["epoch"]
         self.processed_indices, self.unshared = set(state_dict["processed_indices"]), []

@@ -1,7 +1,7 @@
 """The state of a training with PyTorch: models, optimizers, samplers, and what else has a state.
 
-A handler saves, restores and synchronizes one value. Which one does is decided by a registry of
-types, in their order.
+A handler saves, restores and synchronizes one value. The first entry that fits in a registry of
+types decides which handler it is.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Copies(StateHandler):
 
     def restore(self) -> None:
         """Returns to the copy."""
-        # A copy of it, because the value may go on with what it loads.
+        # A copy of the copy, because the value may keep using the state that it loads.
         self.value.load_state_dict(_kept(self._saved))
 
     def stored(self) -> Any:
@@ -165,7 +165,7 @@ class ModelStateHandler(_Copies):
     """The handler of models."""
 
     def restore(self) -> None:
-        """Copies them back. Gradients since then are dropped."""
+        """Copies the state back, and clears the gradients."""
         self.value.load_state_dict(self._saved)
         self.value.zero_grad()
 
@@ -184,7 +184,7 @@ class OptimizerStateHandler(_Copies):
     """The handler of optimizers, also of distributed ones."""
 
     def restore(self) -> None:
-        """Copies the state back. Gradients since then are dropped."""
+        """Copies the state back, and clears the gradients."""
         try:
             self.value.zero_grad()
         except AssertionError:
@@ -202,12 +202,12 @@ class OptimizerStateHandler(_Copies):
 class SamplerStateHandler(_Copies):
     """The handler of ``ElasticSampler``.
 
-    With each agreement on changes, the ranks share what they have processed. So a commit contains
-    it, also that of ranks which are lost later.
+    With each agreement on changes, the ranks share which samples they have processed. So a commit
+    contains the samples of all ranks, also of ranks that are lost later.
     """
 
     def sync(self) -> None:
-        """Gives all ranks the root's epoch, and what any rank has processed of it."""
+        """Gives all ranks the root's epoch, and the samples that any rank has processed in it."""
         sampler, at_root = self.value, rank() == self.root
         own = sampler.processed_indices if at_root else sampler.unshared
         told = allgather_object((sampler.epoch, own), "elastic.sampler")
@@ -220,11 +220,11 @@ class SamplerStateHandler(_Copies):
         self.value.reset()
 
     def news(self) -> Any:
-        """Returns what this rank has processed since the last agreement."""
+        """Returns the samples that this rank has processed since the last agreement."""
         return self.value.epoch, list(self.value.unshared)
 
     def learn(self, news: list[Any]) -> None:
-        """Adds what the other ranks have processed."""
+        """Adds the samples that the other ranks have processed."""
         for epoch, indices in news:
             if epoch == self.value.epoch:
                 self.value.record_indices(indices)
@@ -285,7 +285,7 @@ class TorchState(ObjectState):
             newest one there; the state then consists of tensors, numbers, texts and containers. If
             the disk is slower than the training, commits before the last one are left out, and
             copies of up to three are in memory.
-        every: How many commits there are for each that is written.
+        every: One of this many commits is written to the directory.
         **kwargs: Further attributes and their first values.
 
     Example:
@@ -313,7 +313,7 @@ class TorchState(ObjectState):
         others = {name: value for name, value in values.items() if name not in self._handlers}
         self._disk = None if directory is None else Disk(directory, every)
         if self._disk is not None:
-            others["_commits"] = 0  # also in later jobs
+            others["_commits"] = 0  # saved, so that later jobs continue to count
         super().__init__(**others)
         if self._disk is not None:
             encoded(self._all_saved(), "state", {})
@@ -336,7 +336,7 @@ class TorchState(ObjectState):
         Raises:
             AssertionError: A distributed optimizer is exchanging gradients. Nothing has changed.
         """
-        # Optimizers first: these refuse.
+        # Optimizers first: they may refuse, while gradients are being exchanged.
         for is_optimizer in (True, False):
             for handler in self._handlers.values():
                 if isinstance(handler, OptimizerStateHandler) == is_optimizer:
@@ -393,7 +393,7 @@ class TorchState(ObjectState):
                 )
         for name, handler in self._handlers.items():
             handler.load(handled[name])
-        # What the state no longer has is dropped.
+        # Attributes that the state no longer has are dropped.
         kept = {name: others[name] for name in self._saved_state}
         self._saved_state = {**kept, "_commits": self._commits}
         super().restore()
