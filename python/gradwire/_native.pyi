@@ -17,6 +17,7 @@ __all__ = [
     "Preparation",
     "ProcessSet",
     "Session",
+    "hold_threads",
     "offer_stacks",
     "open_stacks",
     "take_report",
@@ -686,6 +687,11 @@ class Session:
         Records a training step in the metrics.
         """
     @property
+    def max_object_bytes(self, /) -> int:
+        """
+        The maximum size of an object that this rank sends, pickled, in bytes.
+        """
+    @property
     def may_adopt(self, /) -> bool:
         """
         Whether the memory of another tensor may be adopted now.
@@ -947,6 +953,12 @@ class Session:
             InvalidRequest: Another vote of this rank has not ended.
             GradwireError: The vote failed.
         """
+
+def hold_threads() -> None:
+    """
+    Keeps all other threads that are in Gradwire's native code from returning to Python. The last
+    call before the interpreter ends.
+    """
 
 def offer_stacks(signal: SupportsIndex | None, main: SupportsIndex, package: str) -> None:
     """

@@ -40,7 +40,14 @@ def _packed(obj: Any) -> tuple[bytes, Exception | None]:
     TELL: the other ranks wait for this one.
     """
     try:
-        return dumps(obj), None
+        data = dumps(obj)
+        limit = session().max_object_bytes
+        if len(data) > limit:  # BOUND
+            raise ValueError(
+                f"it has {len(data)} bytes, but worker.max_object_bytes allows {limit}: raise the "
+                "limit, or send large data as a tensor"
+            )
+        return data, None
     except Exception as error:  # the object's own functions may raise anything
         text = f"rank {session().rank}: {type(error).__name__}: {error}"
         return _PROBLEM + text.encode(errors="replace"), error

@@ -394,16 +394,23 @@ def _at_exit() -> None:
     """Leaves the job when the interpreter exits, or tells all ranks why it failed (TELL)."""
     if _process and _process != os.getpid():
         return  # a forked child has nothing to end
-    with _ending():
-        if _session is not None and _uncaught.text is not None:
-            _tell()
-        elif _has_exit_code():
-            # A ``SystemExit`` is not visible here. The exit code, not known yet, decides.
-            ended = _detach()
-            if ended is not None:
-                ended.leave_at_exit(_start.hand_over(), removals)
-        else:
-            shutdown()
+    try:
+        with _ending():
+            _leave_or_tell()
+    finally:
+        _native.hold_threads()
+
+
+def _leave_or_tell() -> None:
+    if _session is not None and _uncaught.text is not None:
+        _tell()
+    elif _has_exit_code():
+        # A ``SystemExit`` is not visible here. The exit code, not known yet, decides.
+        ended = _detach()
+        if ended is not None:
+            ended.leave_at_exit(_start.hand_over(), removals)
+    else:
+        shutdown()
 
 
 def _attached() -> _native.Session:

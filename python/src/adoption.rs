@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 
 use crate::{
     buffer::Buffer,
+    detached::detached,
     error::{PythonError, Raise},
 };
 
@@ -59,7 +60,7 @@ impl Adoption {
             let text = format!("memory at {address:#x} of file {fd} can't move here, or again");
             return Err(PythonError::invalid(text).raise(py));
         };
-        let moved = py.detach(|| {
+        let moved = detached(py, || {
             // Captures each `Address` as a whole: the pointer in it is not `Send`.
             let (Address(start), Address(contents)) = (start, { contents });
             // SAFETY: the number is not -1. `gradwire.torch` owns the descriptor and the memory,
@@ -113,6 +114,6 @@ impl Preparation {
         let Some(preparation) = preparation else {
             return Err(PythonError::invalid("this memory was waited for before").raise(py));
         };
-        Ok(py.detach(|| preparation.wait()).or_raise(py)?.into())
+        Ok(detached(py, || preparation.wait()).or_raise(py)?.into())
     }
 }

@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use crate::{
     buffer::{self, Buffer},
     call_site,
+    detached::detached,
     error::{PythonError, Raise},
     handle::{Handle, IntoValue},
     options::{Common, Set, apply, parse},
@@ -36,7 +37,7 @@ impl Session {
         call: impl FnOnce(&gradwire_worker::Session) -> Started<P, E> + Send,
     ) -> PyResult<Handle> {
         let session = self.here(py);
-        Ok(Handle::new(name, py.detach(|| call(&session)).or_raise(py)?))
+        Ok(Handle::new(name, detached(py, || call(&session)).or_raise(py)?))
     }
 
     /// Starts an operation on one tensor, or on several as a group.

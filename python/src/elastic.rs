@@ -3,7 +3,7 @@
 use gradwire_worker::{Change, Rejoined};
 use pyo3::prelude::*;
 
-use crate::{error::Raise, handle::Handle, interruptible, session::Session};
+use crate::{detached::detached, error::Raise, handle::Handle, interruptible, session::Session};
 
 #[pymethods]
 impl Session {
@@ -86,7 +86,7 @@ impl Session {
     #[pyo3(signature = (yes) -> "bool")]
     fn vote(&self, py: Python<'_>, yes: bool) -> PyResult<Py<PyAny>> {
         let session = self.here(py);
-        let vote = py.detach(|| session.vote_async(yes)).or_raise(py)?;
+        let vote = detached(py, || session.vote_async(yes)).or_raise(py)?;
         Handle::new("vote", vote).wait(py, None, false)
     }
 

@@ -2,6 +2,8 @@
 
 use pyo3::prelude::*;
 
+use crate::detached::detached;
+
 /// Holds back operations until their tensors are in shared memory. The creator of a gate must open
 /// or fail it.
 #[pyclass(frozen, module = "gradwire._native")]
@@ -20,7 +22,7 @@ impl Gate {
 
     /// Starts the operations behind it, in call order. Later ones don't wait.
     fn open(&self, py: Python<'_>) {
-        py.detach(|| self.inner.open());
+        detached(py, || self.inner.open());
     }
 
     /// Fails the operations behind it and later ones, because their tensors could not be copied.
@@ -28,6 +30,6 @@ impl Gate {
     /// Args:
     ///     why: The reason.
     fn fail(&self, py: Python<'_>, why: &str) {
-        py.detach(|| self.inner.fail(why));
+        detached(py, || self.inner.fail(why));
     }
 }

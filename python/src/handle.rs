@@ -12,7 +12,9 @@ use std::{
 use gradwire_worker::{EndlessWait, Gathered, GradwireError, ProcessSet, SharedBuffer, WaitError};
 use pyo3::{IntoPyObjectExt, prelude::*, types::PyList};
 
-use crate::{buffer::Buffer, error::PythonError, process_set, stuck::PatientThread};
+use crate::{
+    buffer::Buffer, detached::detached, error::PythonError, process_set, stuck::PatientThread,
+};
 
 /// The maximum time between two checks for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
@@ -236,7 +238,7 @@ impl Handle {
     /// Returns:
     ///     True if the operation has completed.
     fn poll(&self, py: Python<'_>) -> bool {
-        py.detach(|| match self.state.try_lock() {
+        detached(py, || match self.state.try_lock() {
             Ok(state) => match &*state {
                 HandleState::Running(running) => running.poll(),
                 HandleState::Ended(_) | HandleState::Taken => true,
@@ -281,7 +283,7 @@ impl Handle {
         loop {
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
             let within = left.map_or(SLICE, |left| left.min(SLICE));
-            if let Some(outcome) = py.detach(|| self.wait_slice(within)) {
+            if let Some(outcome) = detached(py, || self.wait_slice(within)) {
                 return match outcome {
                     Ok(value) => value.to_python(py),
                     Err(reported) => Err(reported.raise(py)),
@@ -292,14 +294,14 @@ impl Handle {
             py.check_signals()?;
             slices = slices.saturating_add(1);
             if is_patient {
-                let endless = py.detach(|| self.endless());
+                let endless = detached(py, || self.endless());
                 patient = endless.map(|wait| PatientThread::new(py, wait)).transpose()?;
             }
             if slices >= SLICES_BEFORE_LOOK {
                 patient.as_ref().map_or(Ok(()), |thread| thread.look(py))?;
             }
             if let (Some(after), true) = (limit, left.is_some_and(|left| left <= SLICE)) {
-                let what = py.detach(|| self.what());
+                let what = detached(py, || self.what());
                 return Err(PythonError::from(GradwireError::Timeout { what, after }).raise(py));
             }
         }

@@ -13,6 +13,7 @@ use gradwire_worker::GradwireError;
 use pyo3::prelude::*;
 
 use crate::{
+    detached::detached,
     error::{PythonError, Raise},
     handle::SLICE,
 };
@@ -39,7 +40,7 @@ pub(crate) fn run<R: Send + 'static>(
         receiver.recv_timeout(SLICE)
     };
     loop {
-        match py.detach(slice) {
+        match detached(py, slice) {
             Ok(result) => return result.or_raise(py),
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 py.check_signals().inspect_err(|_| cancel.store(true, Relaxed))?;

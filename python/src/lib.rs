@@ -26,6 +26,7 @@ mod at_exit;
 mod buffer;
 mod call_site;
 mod collectives;
+mod detached;
 #[expect(unsafe_code, reason = "exports memory")]
 mod dlpack;
 #[expect(unsafe_code, reason = "moves the memory of tensors to another daemon")]
@@ -53,9 +54,10 @@ mod native {
 
     #[pymodule_export]
     use crate::{
-        adoption::Adoption, adoption::Preparation, buffer::Buffer, error::PythonFailure,
-        gate::Gate, handle::Handle, pause::Pause, process_set::ProcessSet, session::Session,
-        xla::xla_bind, xla::xla_know, xla::xla_last_error, xla::xla_site, xla::xla_targets,
+        adoption::Adoption, adoption::Preparation, buffer::Buffer, detached::hold_threads,
+        error::PythonFailure, gate::Gate, handle::Handle, pause::Pause, process_set::ProcessSet,
+        session::Session, xla::xla_bind, xla::xla_know, xla::xla_last_error, xla::xla_site,
+        xla::xla_targets,
     };
 
     /// Explains why this process may not be the only rank of a job: another starter, such as srun,

@@ -4,6 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
+use crate::detached::detached;
+
 /// A time in which the program makes no training steps. It lasts until `end` is called.
 #[pyclass(frozen, module = "gradwire._native")]
 #[derive(Debug)]
@@ -14,6 +16,6 @@ impl Pause {
     /// Ends it.
     fn end(&self, py: Python<'_>) {
         let paused = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(paused));
+        detached(py, || drop(paused));
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     at_exit,
     buffer::{self, Buffer},
     call_site,
+    detached::detached,
     error::{PythonFailure, Raise},
     gate::Gate,
     handle::Handle,
@@ -72,7 +73,7 @@ impl Session {
     /// Raises:
     ///     GradwireError: The job had already failed.
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.inner.shutdown()).or_raise(py)
+        detached(py, || self.inner.shutdown()).or_raise(py)
     }
 
     /// Leaves the job when the process ends, cleanly if its exit code is 0.
@@ -111,7 +112,7 @@ impl Session {
     /// Returns:
     ///     The pause, which lasts until its `end` is called.
     fn paused(&self, py: Python<'_>, what: &str) -> Pause {
-        Pause(Mutex::new(Some(py.detach(|| self.inner.paused(what)))))
+        Pause(Mutex::new(Some(detached(py, || self.inner.paused(what)))))
     }
 
     /// Aborts the job: all other ranks receive the reason.
@@ -122,7 +123,7 @@ impl Session {
     ///         fault, or the ranks disagree, they receive this failure instead.
     #[pyo3(signature = (reason, cause = None))]
     fn abort(&self, py: Python<'_>, reason: &str, cause: Option<&PythonFailure>) {
-        py.detach(|| self.inner.abort_after(reason, cause.map(|cause| &cause.0)));
+        detached(py, || self.inner.abort_after(reason, cause.map(|cause| &cause.0)));
     }
 
     /// This rank's number in the job.
@@ -219,7 +220,7 @@ impl Session {
     ///     OutOfResources: Not enough shared memory is available.
     fn buffer(&self, py: Python<'_>, dtype: &str, shape: Vec<usize>) -> PyResult<Buffer> {
         let dtype = buffer::dtype(dtype).or_raise(py)?;
-        let made = py.detach(|| self.inner.buffer_unfilled(dtype, &shape));
+        let made = detached(py, || self.inner.buffer_unfilled(dtype, &shape));
         Ok(made.or_raise(py)?.into_shared().into())
     }
 
@@ -236,7 +237,7 @@ impl Session {
     /// Raises:
     ///     OutOfResources: Not enough memory is available, here or to the daemon.
     fn adoption(&self, py: Python<'_>, nbytes: usize) -> PyResult<Adoption> {
-        Ok(py.detach(|| self.inner.adoption(nbytes)).or_raise(py)?.into())
+        Ok(detached(py, || self.inner.adoption(nbytes)).or_raise(py)?.into())
     }
 
     /// Makes shared memory to which memory of the program can move, in the background.
@@ -268,6 +269,12 @@ impl Session {
     #[getter]
     fn adopt_max_bytes(&self) -> usize {
         self.inner.adopt_max_bytes().unwrap_or(0)
+    }
+
+    /// The maximum size of an object that this rank sends, pickled, in bytes.
+    #[getter]
+    fn max_object_bytes(&self) -> usize {
+        self.inner.max_object_bytes()
     }
 
     /// When an optimizer compares its gradients by value: 'start', 'always' or 'never'.
@@ -309,7 +316,7 @@ impl Session {
     ///     A handle whose result is the process set.
     fn add_process_set(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Handle> {
         let session = self.here(py);
-        let handle = py.detach(|| session.add_process_set_async(&ranks)).or_raise(py)?;
+        let handle = detached(py, || session.add_process_set_async(&ranks)).or_raise(py)?;
         Ok(Handle::new("add_process_set", handle))
     }
 
@@ -330,7 +337,7 @@ impl Session {
         give_up: bool,
     ) -> PyResult<Handle> {
         let (set, session) = (set.inner.clone(), self.here(py));
-        let removed = py.detach(|| {
+        let removed = detached(py, || {
             if give_up {
                 session.give_up_process_set_async(set)
             } else {

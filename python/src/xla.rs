@@ -6,7 +6,7 @@
 
 use pyo3::{prelude::*, types::IntoPyDict};
 
-use crate::{call_site, process_set::ProcessSet, session::Session};
+use crate::{call_site, detached::detached, process_set::ProcessSet, session::Session};
 
 #[expect(unsafe_code, reason = "called by XLA")]
 mod abi;
@@ -29,7 +29,7 @@ pub(crate) fn xla_targets(py: Python<'_>) -> PyResult<Bound<'_, pyo3::types::PyD
 #[pyfunction]
 pub(crate) fn xla_bind(py: Python<'_>, session: Option<PyRef<'_, Session>>) {
     let session = session.map(|session| session.inner.clone());
-    py.detach(|| exchange::bind(session));
+    detached(py, || exchange::bind(session));
 }
 
 /// Lets compiled programs use a process set.

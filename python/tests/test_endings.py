@@ -208,6 +208,33 @@ def test_a_good_end_is_quiet(job: Job) -> None:
     ), done.stdout
 
 
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_daemon_threads_do_not_crash_the_end(job: Job, ranks: int | None) -> None:
+    """They are inside of calls when the interpreter ends."""
+    text = """
+        import sys, threading, time
+        import numpy as np
+        import gradwire as gw
+        gw.init()
+        def waits():
+            gw.allreduce(np.ones(2), name=f"only.{gw.rank()}")
+        def works():
+            while True:
+                gw.allreduce(np.ones(2), name="all")
+        def polls():
+            handle = gw.allreduce_async(np.ones(2), name=f"poll.{gw.rank()}")
+            while True:
+                handle.poll() if hasattr(handle, "poll") else gw.poll(handle)
+        for function in (waits, works, polls) * 2:
+            threading.Thread(target=function, daemon=True).start()
+        time.sleep(0.3)
+        sys.exit(7)
+    """
+    for _ in range(3):
+        done = job(text, ranks=ranks)
+        assert done.returncode == 7, done.stdout
+
+
 def test_a_forked_child_is_inert_and_says_so(job: Job) -> None:
     done = job(
         """

@@ -413,7 +413,7 @@ impl Session {
     }
 
     /// The largest object that this rank may send, in bytes.
-    pub(crate) fn max_object_bytes(&self) -> usize {
+    pub fn max_object_bytes(&self) -> usize {
         self.inner.limits.object_bytes
     }
 
