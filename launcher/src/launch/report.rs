@@ -315,6 +315,22 @@ fn first<'a>(causes: &'a [Cause], failure: Option<&Failure>) -> Option<&'a Cause
     causes.iter().min_by_key(|cause| cause.order(failure))
 }
 
+/// Whether a failure is the loss of a process or a host, so that ranks which end because of it are
+/// not its cause.
+fn is_a_loss(failure: &Failure) -> bool {
+    match failure.kind {
+        FailureKind::WorkerLost
+        | FailureKind::NodeLost
+        | FailureKind::ConnectionLost
+        | FailureKind::CoordinatorLost
+        | FailureKind::RankLeft
+        | FailureKind::Timeout => true,
+        // A rank may have given up, and then its exit code counts.
+        FailureKind::Cancelled => failure.rank.is_none(),
+        _ => false,
+    }
+}
+
 /// Whether a failure blames this process: a rank, or the daemon of a host.
 pub fn blames(failure: &Failure, role: Role, host: &str) -> bool {
     match role {
@@ -404,7 +420,11 @@ impl JobReport {
             Cause::Ended { role, .. } => Some(blamed.map_or(*role, |rank| Role::Rank(rank.0))),
             _ => None,
         };
-        Self { code: first.exit_code(), lines: on_a_screen(lines), output_of }
+        let code = match failure {
+            Some(failure) if !first.explains(failure) && is_a_loss(failure) => OTHER,
+            _ => first.exit_code(),
+        };
+        Self { code, lines: on_a_screen(lines), output_of }
     }
 
     /// Adds where to find the output of the processes: in `directory`, if there is one.

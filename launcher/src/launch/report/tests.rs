@@ -131,6 +131,23 @@ fn the_blamed_rank_decides_over_the_clocks() {
     );
 }
 
+/// Ranks that end because of a loss are not its cause.
+#[test]
+fn a_loss_has_an_exit_code_of_its_own() {
+    let failures = [ended(Role::Rank(3), ProcessEnd::Code(42), 990)];
+    let code = |kind, rank: Option<u32>| {
+        let mut failure = Failure::new(kind, "so it is");
+        failure.rank = rank.map(Rank);
+        JobReport::new(&failures, Some(&failure), true).code
+    };
+    assert_eq!(code(FailureKind::NodeLost, None), 1);
+    assert_eq!(code(FailureKind::WorkerLost, Some(2)), 1);
+    assert_eq!(code(FailureKind::Cancelled, None), 1);
+    assert_eq!(code(FailureKind::WorkerLost, Some(3)), 42);
+    assert_eq!(code(FailureKind::Cancelled, Some(2)), 42);
+    assert_eq!(code(FailureKind::Disagreement, None), 42);
+}
+
 #[test]
 fn a_killed_daemon_goes_before_its_ranks() {
     let failures = [
