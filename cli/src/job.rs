@@ -55,8 +55,9 @@ pub fn prepare(
     ssh_args.extend(at.ssh_port.into_iter().flat_map(|port| ["-p".to_owned(), port.to_string()]));
     let key = at.ssh_identity_file.iter().map(|file| file.display().to_string());
     ssh_args.extend(key.flat_map(|file| ["-i".to_owned(), file]));
+    let each = at.nproc_per_node.unwrap_or(1);
     let hosts = match (&at.hosts, &at.hostfile) {
-        (Some(list), _) => hosts::parse_list(list).map_err(CommandError::usage)?,
+        (Some(list), _) => hosts::parse_list_with(list, each).map_err(CommandError::usage)?,
         (None, Some(path)) => {
             let name = path.display().to_string();
             let text = std::fs::read_to_string(path).map_err(|error| {
@@ -64,7 +65,7 @@ pub fn prepare(
                     if error.kind() == ErrorKind::InvalidData { "save it as UTF-8" } else { "" };
                 CommandError::usage(format!("hostfile {name}: {error}")).hint(hint)
             })?;
-            hosts::parse_file(&name, &text).map_err(CommandError::usage)?
+            hosts::parse_file_with(&name, &text, each).map_err(CommandError::usage)?
         }
         (None, None) if allocated => of_allocation(at.np)?,
         (None, None) => Vec::new(),
@@ -80,13 +81,12 @@ pub fn prepare(
     Ok((loaded, hosts))
 }
 
-/// The hosts that a batch system has given to this job. A single host is this machine, and -np, if
-/// given, says how many ranks it gets.
+/// The hosts that a batch system has given to this job. A single host has room for all ranks.
 fn of_allocation(np: Option<u32>) -> Result<Vec<Host>, CommandError> {
-    let found = allocation::find(&environment())?;
-    let Some(allocation) = found.filter(|it| it.hosts.len() > 1 || np.is_none()) else {
-        return Ok(Vec::new());
-    };
+    let Some(mut allocation) = allocation::find(&environment())? else { return Ok(Vec::new()) };
+    if let (Some(np), [(_, slots)]) = (np, allocation.hosts.as_mut_slice()) {
+        *slots = np.max(*slots);
+    }
     let (list, variable) = (allocation.text(), allocation.variable);
     print_line(format_args!("gradwire: the hosts are {list}, by {variable}"));
     hosts::parse_list(&list).map_err(CommandError::usage)

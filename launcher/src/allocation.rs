@@ -29,10 +29,26 @@ pub struct Allocation {
 /// [`CommandError`] if a variable or a file can't be read.
 pub fn find(variables: &HashMap<String, String>) -> Result<Option<Allocation>, CommandError> {
     let get = |name: &str| variables.get(name).map(|text| text.trim()).filter(|it| !it.is_empty());
+    let refuse = |what: String| Err(CommandError::usage(what).hint(INSTEAD));
     let (variable, read) = if let (Some(_), Some(list)) = (get("SLURM_JOB_ID"), get(slurm::NODES)) {
-        let tasks = get("SLURM_TASKS_PER_NODE").or_else(|| get("SLURM_JOB_CPUS_PER_NODE"));
+        let tasks = [TASKS, "SLURM_JOB_CPUS_PER_NODE"].into_iter();
+        let Some((name, tasks)) = tasks.filter_map(|name| Some((name, get(name)?))).next() else {
+            let what = format!("{TASKS} is not set, although {} is", slurm::NODES);
+            return refuse(what);
+        };
+        let (names, slots) = (slurm::hosts(list), slurm::tasks(tasks));
+        let Some(slots) = slots.filter(|it| names.as_ref().is_none_or(|n| n.len() == it.len()))
+        else {
+            let what = format!("{name}={tasks} does not fit the hosts of {}={list}", slurm::NODES);
+            return refuse(what);
+        };
         let all = get("SLURM_NTASKS").and_then(|text| text.parse().ok());
-        (slurm::NODES, of_slurm(list, tasks, all.unwrap_or(u32::MAX)))
+        (slurm::NODES, names.map(|names| of_slurm(names, slots, all.unwrap_or(u32::MAX))))
+    } else if let (Some(_), Some(groups)) = (get("SLURM_JOB_ID"), get("SLURM_HET_SIZE")) {
+        return refuse(format!(
+            "SLURM_HET_SIZE={groups}: gradwire run does not start ranks in the groups of a \
+             heterogeneous job; srun --het-group can, if each task runs the program"
+        ));
     } else if let Some(path) = get("PBS_NODEFILE") {
         let text = fs::read_to_string(path).map_err(|error| {
             CommandError::usage(format!("PBS_NODEFILE={path}: {error}")).hint(INSTEAD)
@@ -50,7 +66,10 @@ pub fn find(variables: &HashMap<String, String>) -> Result<Option<Allocation>, C
 }
 
 /// What to do without an allocation.
-const INSTEAD: &str = "name the hosts with -H or --hostfile";
+const INSTEAD: &str = "unset it, or name the hosts with -H or --hostfile";
+
+/// How many tasks each host of Slurm may have.
+const TASKS: &str = "SLURM_TASKS_PER_NODE";
 
 impl Allocation {
     /// The hosts as the option -H has them.
@@ -68,18 +87,13 @@ impl Allocation {
 
 /// Slurm gives the maximum number of tasks of each host, and the total: the last hosts may have
 /// fewer.
-fn of_slurm(list: &str, tasks: Option<&str>, mut all: u32) -> Option<Hosts> {
-    let names = slurm::hosts(list)?;
-    let slots = slurm::tasks(tasks?)?;
-    if names.len() != slots.len() {
-        return None;
-    }
+fn of_slurm(names: Vec<String>, slots: Vec<u32>, mut all: u32) -> Hosts {
     let taken = slots.into_iter().map(|slots| {
         let here = slots.min(all);
         all -= here;
         here
     });
-    Some(names.into_iter().zip(taken).filter(|(_, slots)| *slots > 0).collect())
+    names.into_iter().zip(taken).filter(|(_, slots)| *slots > 0).collect()
 }
 
 fn of_lines(text: &str) -> Option<Hosts> {
@@ -134,12 +148,19 @@ mod tests {
     fn a_list_that_can_not_be_read_is_named() {
         let slurm = ("SLURM_JOB_ID", "7");
         for (variables, name) in [
-            (vec![slurm, ("SLURM_JOB_NODELIST", "n[1-")], "SLURM_JOB_NODELIST"),
-            (vec![slurm, ("SLURM_JOB_NODELIST", "n[1-2]")], "SLURM_JOB_NODELIST"),
+            (
+                vec![slurm, ("SLURM_JOB_NODELIST", "n[1-"), ("SLURM_TASKS_PER_NODE", "2")],
+                "SLURM_JOB_NODELIST is not a list of hosts",
+            ),
+            (
+                vec![slurm, ("SLURM_JOB_NODELIST", "n[1-2]")],
+                "SLURM_TASKS_PER_NODE is not set, although SLURM_JOB_NODELIST is",
+            ),
             (
                 vec![slurm, ("SLURM_JOB_NODELIST", "n[1-2]"), ("SLURM_TASKS_PER_NODE", "2")],
-                "SLURM_JOB_NODELIST",
+                "SLURM_TASKS_PER_NODE=2 does not fit the hosts of SLURM_JOB_NODELIST=n[1-2]",
             ),
+            (vec![slurm, ("SLURM_HET_SIZE", "2")], "SLURM_HET_SIZE=2: gradwire run does not"),
             (vec![("PBS_NODEFILE", "/no/such/file")], "PBS_NODEFILE=/no/such/file: No such"),
             (vec![("LSB_MCPU_HOSTS", "a 4 b")], "LSB_MCPU_HOSTS"),
             (vec![("LSB_MCPU_HOSTS", "a x")], "LSB_MCPU_HOSTS"),

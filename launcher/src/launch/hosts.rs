@@ -53,7 +53,10 @@ pub struct HostsError {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Mistake {
-    #[error("'{0}' is not a slot count: expected 1 to {MAX_RANKS}, or nothing for a server")]
+    #[error(
+        "'{0}' is not a slot count: expected 1 to {MAX_RANKS}; a host without ranks is a server \
+         (--servers, or role=server in a hostfile)"
+    )]
     Slots(String),
     #[error("'{0}' is not a host's name or address")]
     Name(String),
@@ -90,7 +93,9 @@ enum Mistake {
          coordinator; list a host with ranks before it"
     )]
     ServerFirst(String),
-    #[error("host {} has {} slots, which is less than {ranks}", .host.name, .host.slots)]
+    #[error(
+        "host {} has {}, which is less than {ranks}", .host.name, count(.host.slots, "slot")
+    )]
     TooFew { host: Host, ranks: u32 },
     #[error("no hosts are given")]
     None,
@@ -107,7 +112,15 @@ impl Mistake {
 /// # Errors
 /// [`HostsError`] with the entry that is wrong.
 pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
-    collect("-H", entries("-H", text).map(|(place, entry)| (place, entry_of(entry))))
+    parse_list_with(text, 1)
+}
+
+/// As [`parse_list`]; a host without `:slots` takes `slots` ranks.
+///
+/// # Errors
+/// As [`parse_list`].
+pub fn parse_list_with(text: &str, slots: u32) -> Result<Vec<Host>, HostsError> {
+    collect("-H", entries("-H", text).map(|(place, entry)| (place, with_default(entry, slots))))
 }
 
 /// Gives each host `ranks` slots (`-N`), or this machine if `hosts` is empty. A host with one slot
@@ -120,7 +133,7 @@ pub fn with_slots(mut hosts: Vec<Host>, ranks: u32) -> Result<Vec<Host>, HostsEr
         return Ok(vec![Host::new("localhost", ranks)]);
     }
     for host in hosts.iter_mut().filter(|host| host.slots > 0) {
-        if (2..ranks).contains(&host.slots) {
+        if host.slots < ranks {
             return Err(Mistake::TooFew { host: host.clone(), ranks }.at("-N"));
         }
         host.slots = ranks;
@@ -146,6 +159,12 @@ fn entries<'a>(option: &'a str, text: &'a str) -> impl Iterator<Item = (String, 
     entries.map(move |(i, entry)| (format!("{option} entry {}", i + 1), entry))
 }
 
+/// The host of an entry; without slots it gets `slots`.
+fn with_default(entry: &str, slots: u32) -> Result<Host, Mistake> {
+    let host = entry_of(entry)?;
+    Ok(if has_slots(entry, &host) { host } else { Host { slots, ..host } })
+}
+
 /// Whether a host was written with slots.
 fn has_slots(written: &str, host: &Host) -> bool {
     let bare = written.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
@@ -167,12 +186,20 @@ fn as_server(written: &str, host: Host) -> Result<Host, Mistake> {
 /// # Errors
 /// [`HostsError`] with the line that is wrong.
 pub fn parse_file(file: &str, text: &str) -> Result<Vec<Host>, HostsError> {
+    parse_file_with(file, text, 1)
+}
+
+/// As [`parse_file`]; a host without slots takes `slots` ranks.
+///
+/// # Errors
+/// As [`parse_file`].
+pub fn parse_file_with(file: &str, text: &str, slots: u32) -> Result<Vec<Host>, HostsError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = text.lines().enumerate().filter_map(|(i, line)| {
         let line = line.split('#').next().unwrap_or_default().trim();
         (!line.is_empty()).then(|| (format!("hostfile {file} line {}", i + 1), line))
     });
-    let hosts = lines.enumerate().map(|(at, (place, line))| match line_of(line) {
+    let hosts = lines.enumerate().map(|(at, (place, line))| match line_of(line, slots) {
         Ok(host) if at == 0 && host.slots == 0 => (place, Err(Mistake::ServerFirst(host.name))),
         host => (place, host),
     });
@@ -190,14 +217,7 @@ pub fn parse_script(script: &str, text: &str, slots: u32) -> Result<Vec<Host>, H
         let line = line.split('#').next().unwrap_or_default().trim();
         (!line.is_empty()).then(|| (format!("{all}, line {}, '{}'", i + 1, shown(line)), line))
     });
-    let hosts = lines.map(|(place, line)| {
-        let host = entry_of(line).map(|host| match has_slots(line, &host) {
-            true => host,
-            false => Host { slots, ..host },
-        });
-        (place, host)
-    });
-    collect(&all, hosts)
+    collect(&all, lines.map(|(place, line)| (place, with_default(line, slots))))
 }
 
 fn collect(
@@ -215,7 +235,8 @@ fn collect(
     if found.is_empty() { Err(Mistake::None.at(all)) } else { Ok(found) }
 }
 
-fn line_of(line: &str) -> Result<Host, Mistake> {
+/// The host of a line of a hostfile; without slots it gets `default`.
+fn line_of(line: &str, default: u32) -> Result<Host, Mistake> {
     let mut words = line.split_whitespace();
     let entry = words.next().unwrap_or_default();
     let mut host = entry_of(entry)?;
@@ -244,6 +265,7 @@ fn line_of(line: &str) -> Result<Host, Mistake> {
         Some(slots) if has_slots(entry, &host) => {
             Err(Mistake::Again { word: "slots".to_owned(), given: slots.to_string() })
         }
+        None if !has_slots(entry, &host) => Ok(Host { slots: default, ..host }),
         _ => Ok(Host { slots: slots.unwrap_or(host.slots), ..host }),
     }
 }
@@ -440,16 +462,20 @@ mod tests {
     #[test]
     fn every_host_gets_as_many_ranks() {
         let shown = |list: &str, ranks| {
-            let hosts = if list.is_empty() { Vec::new() } else { parse_list(list).unwrap() };
+            let hosts = parse_list_with(list, ranks).unwrap();
             let hosts = parse_servers("s", &hosts).unwrap();
             let hosts = with_slots(hosts, ranks).map_err(|error| error.to_string())?;
             let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
             Ok::<_, String>(hosts.join(","))
         };
-        assert_eq!(shown("a,b:1,c:4", 4), Ok("a:4,b:4,c:4,s:0".to_owned()));
+        assert_eq!(shown("a,b:4,c:6", 4), Ok("a:4,b:4,c:4,s:0".to_owned()));
         assert_eq!(shown("a:8", 2), Ok("a:2,s:0".to_owned()));
-        let error = "-N: host a has 2 slots, which is less than 4".to_owned();
-        assert_eq!(shown("a:2", 4), Err(error));
+        for slots in [1, 2] {
+            let error = format!("-N: host a has {}, which is less than 4", count(slots, "slot"));
+            assert_eq!(shown(&format!("a:{slots}"), 4), Err(error));
+        }
+        let in_file = parse_file_with("h", "a\nb slots=1\nc:2\nd role=server", 2).unwrap();
+        assert_eq!(in_file.iter().map(|host| host.slots).collect::<Vec<_>>(), [2, 1, 2, 0]);
         assert_eq!(with_slots(Vec::new(), 3).unwrap()[0].to_string(), "localhost:3");
     }
 
@@ -464,8 +490,8 @@ mod tests {
             ("d:2", "--servers entry 1: host d is a server and has slots"),
             (
                 "d:0",
-                "--servers entry 1: '0' is not a slot count: expected 1 to 1048576, or nothing for \
-                 a server",
+                "--servers entry 1: '0' is not a slot count: expected 1 to 1048576; a host without \
+                 ranks is a server",
             ),
             ("d,a", "--servers entry 2: host a is given twice"),
             ("d,,d", "--servers entry 3: host d is given twice"),
