@@ -43,7 +43,7 @@ pub enum HostError {
     /// Its address can't be bound.
     #[error(
         "the coordinator can't listen on {address} ({setting}): {reason}; choose another address \
-         or port with coordinator.listen"
+         or port with coordinator.listen, or GRADWIRE_RENDEZVOUS for ranks of another launcher"
     )]
     Listen {
         /// The address.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ total = torch.ones(1) * (dist.get_rank() + 1)
 dist.all_reduce(total)
 print(f"RANK {dist.get_rank()} of {dist.get_world_size()} sum {total.item()}", flush=True)
 dist.destroy_process_group()
+"""
+
+
+# The second rank of a job with a pause comes after the ranks of another job.
+OWN = """
+import os, sys, time
+import numpy as np
+if os.environ["PMI_RANK"] == "1":
+    time.sleep(float(sys.argv[2]))
+import gradwire as gw
+gw.init()
+total = gw.allreduce(np.ones(1) * int(sys.argv[1]), op=gw.Sum)
+os.write(1, f"JOB {sys.argv[1]} {total}\\n".encode())
 """
 
 
@@ -90,6 +104,27 @@ def test_mpirun_names_who_ended(how: str, says: str, tasks: Tasks) -> None:
     # Open MPI 5 kills the other ranks before they can say anything.
     done = tasks.run([*MPI["Open MPI"], "2"], ENDS, how)
     assert done.code != 0 and "TOLD 1 rank 1" in done.text and says in done.text, done.text
+
+
+def test_jobs_of_a_host_share_a_rendezvous(tasks: Tasks) -> None:
+    [port] = free_ports(1)
+    place = {"GRADWIRE_RENDEZVOUS": f"127.0.0.1:{port}"}
+    words = [*MPI["MPICH"], "2"]
+    with ThreadPoolExecutor() as threads:
+        late = threads.submit(tasks.run, words, OWN, "1", "3", **place)
+        early = tasks.run(words, OWN, "10", "0", **place)
+        assert early.code == 0 and early.text.count("JOB 10 [20.]") == 2, early.text
+        done = late.result()
+    assert done.code == 0 and done.text.count("JOB 1 [2.]") == 2, done.text
+
+
+def test_a_settings_file_reaches_the_ranks(tasks: Tasks) -> None:
+    file = tasks.folder / "settings.toml"
+    file.write_text('[checks]\nfinite = "fail"\n')
+    words, text = [*MPI["MPICH"], "2"], OWN.replace("np.ones(1)", "np.array([np.nan])")
+    for given in ({"GRADWIRE_CONFIG": str(file)}, {"GRADWIRE_CHECKS__FINITE": "fail"}):
+        done = tasks.run(words, text, "1", "0", **given)
+        assert done.code != 0 and "contributes NaN" in done.text, done.text
 
 
 def test_mpirun_names_a_rank_without_init(tasks: Tasks) -> None:

@@ -58,7 +58,7 @@ struct Counted {
 /// The starter inside another one comes first: `mpirun` starts its helpers with `srun`, and only
 /// its own variables count the tasks.
 const COUNTED: &[Counted] = &[
-    counted("horovodrun", "HOROVOD_SIZE", Some("HOROVOD_LOCAL_SIZE")),
+    counted("horovodrun", HOROVOD_SIZE, Some("HOROVOD_LOCAL_SIZE")),
     joinable("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     counted("mpirun", "MVP_COMM_WORLD_SIZE", Some("MVP_COMM_WORLD_LOCAL_SIZE")),
     counted("mpirun", "MV2_COMM_WORLD_SIZE", Some("MV2_COMM_WORLD_LOCAL_SIZE")),
@@ -72,6 +72,9 @@ const COUNTED: &[Counted] = &[
 
 /// What `gradwire run` sets for each rank, besides what describes the job.
 const OWN_SIZE: &str = "GRADWIRE_SIZE";
+
+const HOROVOD_SIZE: &str = "HOROVOD_SIZE";
+const HOROVOD_RANK: &str = "HOROVOD_RANK";
 
 const SLURM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
 const SLURM_ALLOCATED: &str = "SLURM_NTASKS";
@@ -110,7 +113,7 @@ enum Advice {
 }
 
 const NUMBERED: &[Numbered] = &[
-    numbered("horovodrun", "HOROVOD_RANK", None, Advice::Launcher),
+    numbered("horovodrun", HOROVOD_RANK, None, Advice::Launcher),
     numbered("mpirun", "OMPI_COMM_WORLD_RANK", None, Advice::Launcher),
     // A batch script is task 0, too.
     numbered("srun", "SLURM_PROCID", Some(0), Advice::Launcher),
@@ -159,16 +162,12 @@ pub fn refusal(variables: &HashMap<String, String>, program: &Program) -> Option
             return refuse(ALONE, "it must be 1 (one rank, a job of its own) or 0".to_owned());
         }
     }
-    if let Some(first) = TORCHRUN[..RANKED].iter().find(|name| given(name).is_some()) {
-        return torchrun(&given, program).and_then(|reason| refuse(first, reason));
+    if let Some(first) = TORCHRUN[..RANKED].iter().find(|name| given(name).is_some())
+        && let Some(reason) = torchrun(&given, program)
+    {
+        return refuse(first, reason);
     }
-    let step = given("SLURM_STEP_ID").and_then(|step| step.parse().ok());
-    let in_step = step.is_some_and(|step: u64| step < SLURM_SPECIAL_STEPS);
-    let counts = COUNTED
-        .iter()
-        .filter(|row| row.tasks != SLURM_ALLOCATED || in_step)
-        .find_map(|row| Some((row, given(row.tasks)?)));
-    if let Some((row, tasks)) = counts {
+    if let Some((row, tasks)) = counted_tasks(variables) {
         // A count that can't be read does not prove that there is a single task.
         let tasks: Option<u64> = tasks.parse().ok();
         if tasks.is_some_and(|tasks| tasks <= 1) {
@@ -188,7 +187,11 @@ pub fn refusal(variables: &HashMap<String, String>, program: &Program) -> Option
     }
     let row = NUMBERED.iter().find(|row| {
         // Torque counts differently there.
-        let counts = row.variable != PBS_TASK || !is_torque(given("PBS_VERSION"));
+        let counts = match row.variable {
+            PBS_TASK => !is_torque(given("PBS_VERSION")),
+            HOROVOD_RANK => given(HOROVOD_SIZE) != Some("1"),
+            _ => true,
+        };
         let number = given(row.variable).filter(|_| counts);
         // A number that can't be read does not prove that this process is outside.
         let inside = |text: &str| match (text.parse::<u64>(), row.outside) {
@@ -213,6 +216,30 @@ pub fn refusal(variables: &HashMap<String, String>, program: &Program) -> Option
             row.starter
         ),
     )
+}
+
+/// What has started several tasks, if something has: each program that starts a job of its own
+/// starts one for each task. Nothing is said inside a job of Gradwire, whose ranks may start jobs.
+pub fn several_tasks(variables: &HashMap<String, String>) -> Option<String> {
+    let inside = [OWN_SIZE, ALONE].into_iter().any(|name| variables.contains_key(name));
+    let (row, tasks) = counted_tasks(variables).filter(|_| !inside)?;
+    let tasks: u64 = tasks.parse().ok().filter(|tasks| *tasks > 1)?;
+    let starter = row.starter.split(',').next().unwrap_or(row.starter);
+    Some(format!("{starter} started {tasks} tasks ({}={tasks})", row.tasks))
+}
+
+/// The number of tasks, and the row of its variable.
+fn counted_tasks(variables: &HashMap<String, String>) -> Option<(&'static Counted, &str)> {
+    let given = |name: &str| variables.get(name).map(|text| text.trim()).filter(|t| !t.is_empty());
+    let step = given("SLURM_STEP_ID").and_then(|step| step.parse().ok());
+    let in_step = step.is_some_and(|step: u64| step < SLURM_SPECIAL_STEPS);
+    let counts = |row: &&Counted| match row.tasks {
+        SLURM_ALLOCATED => in_step,
+        // It may be left over, and proves nothing.
+        HOROVOD_SIZE => given(HOROVOD_SIZE) != Some("1"),
+        _ => true,
+    };
+    COUNTED.iter().filter(counts).find_map(|row| Some((row, given(row.tasks)?)))
 }
 
 fn is_torque(version: Option<&str>) -> bool {
@@ -338,6 +365,18 @@ mod tests {
             ("HOROVOD_RANK=1 HOROVOD_SIZE=2 HOROVOD_LOCAL_SIZE=2", "horovodrun", run("-np 2")),
             ("GRADWIRE_SIZE=2 GRADWIRE_RANK=1", "GRADWIRE_SIZE=2: gradwire run", run("-np RANKS")),
             ("HOROVOD_RANK=1", "horovodrun may have", run("-H HOST:RANKS,…")),
+            ("WORLD_SIZE=1 PMI_SIZE=2 MPI_LOCALNRANKS=2", "PMI_SIZE=2: mpiexec", run("-np 2")),
+            (
+                "HOROVOD_SIZE=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+                "mpirun started 2",
+                run("-np 2"),
+            ),
+            (
+                "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=1 \
+                 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2",
+                "srun started 2 tasks",
+                run("-np 2"),
+            ),
             ("PMI_SIZE=many", "started several tasks", run("-np RANKS -H HOST:RANKS,…")),
             ("PMIX_RANK=0 PMIX_NAMESPACE=a", "a starter with PMIx", run("-H HOST:RANKS,…")),
             ("PMI_RANK=0", "a starter with PMI ", run("-H HOST:RANKS,…")),
@@ -404,6 +443,26 @@ mod tests {
             "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0",
         ] {
             assert_eq!(answer(variables), None, "{variables}");
+        }
+    }
+
+    #[test]
+    fn several_tasks_are_known_outside_of_a_job() {
+        let known = |variables: &str| {
+            let pairs = variables.split_whitespace().map(|pair| pair.split_once('=').unwrap());
+            several_tasks(&pairs.map(|(name, text)| (name.into(), text.into())).collect())
+        };
+        let two = "srun started 2 tasks (SLURM_STEP_NUM_TASKS=2)".to_owned();
+        assert_eq!(known("SLURM_STEP_NUM_TASKS=2 HOROVOD_SIZE=1"), Some(two));
+        for variables in [
+            "",
+            "SLURM_NTASKS=8 SLURM_PROCID=0",
+            "PMI_SIZE=1",
+            "PMI_SIZE=many",
+            "PMI_SIZE=2 GRADWIRE_SIZE=4",
+            "PMI_SIZE=2 GRADWIRE_ALONE=1",
+        ] {
+            assert_eq!(known(variables), None, "{variables}");
         }
     }
 

@@ -109,13 +109,17 @@ impl Answer {
             }
             Self::Refused => {
                 "that host is there, but nothing listens on that port, or a firewall refuses it: \
-                 is the first daemon running, and does GRADWIRE_COORDINATOR name its address?"
+                 is the first daemon running, and does GRADWIRE_COORDINATOR (with another \
+                 launcher: GRADWIRE_RENDEZVOUS) name its address?"
             }
             Self::NoRoute => {
                 "a firewall rejects the connection, or there is no route: let TCP through between \
                  the hosts, or give -H addresses by which the hosts reach each other"
             }
-            Self::Other => "is it running, and does GRADWIRE_COORDINATOR name its address?",
+            Self::Other => {
+                "is it running, and does GRADWIRE_COORDINATOR (with another launcher: \
+                 GRADWIRE_RENDEZVOUS) name its address?"
+            }
         }
     }
 }

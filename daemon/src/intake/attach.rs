@@ -282,7 +282,9 @@ impl Session {
                             also if it replaces itself (exec)";
                 return refusal(what).hint(hint).into();
             }
-            return refused(error, "see GRADWIRE_LOCAL_RANK");
+            let hint = "is it started twice, as by a launcher inside of another one? \
+                        GRADWIRE_LOCAL_RANK is its number";
+            return refused(error, hint);
         }
         match error {
             // The worker comes again before the next epoch has begun.

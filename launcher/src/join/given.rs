@@ -1,11 +1,16 @@
 //! What users give the tasks of another launcher: where they meet, and the secret of their job.
 
 use std::{
-    collections::HashMap, fs::File, io::Read as _, net::SocketAddr, os::unix::fs::MetadataExt,
+    collections::HashMap,
+    fs::File,
+    io::{ErrorKind, Read as _},
+    net::SocketAddr,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     time::Duration,
 };
 
 use gradwire_proto::Secret;
+use rustix::fs::OFlags;
 use tokio::time::{Instant, sleep};
 
 use crate::{error::CommandError, launch::places};
@@ -36,8 +41,20 @@ pub(super) fn secret(variables: &HashMap<String, String>) -> Result<Option<Secre
         return Ok(None);
     };
     let bad = |why: String| CommandError::usage(format!("{SECRET_FILE}={path}: {why}"));
-    let file = File::open(path).map_err(|error| bad(error.to_string()))?;
+    // Without waiting for a writer, if it is a pipe.
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let opened = File::options().read(true).custom_flags(flags).open(path);
+    let file = opened.map_err(|error| {
+        let hint = match error.kind() {
+            ErrorKind::NotFound => format!("make it once: gradwire secret {path}"),
+            _ => String::new(),
+        };
+        bad(error.to_string()).hint(hint)
+    })?;
     let about = file.metadata().map_err(|error| bad(error.to_string()))?;
+    if !about.is_file() {
+        return Err(bad("it is not a regular file".to_owned()));
+    }
     // The files of a secret of Kubernetes belong to root, and their group is that of the pod.
     let readers = if about.uid() == rustix::process::getuid().as_raw() { 0o077 } else { 0o007 };
     if about.mode() & readers != 0 {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use gradwire_proto::{JobId, Secret};
-use gradwire_settings::Settings;
+use gradwire_settings::{Loaded, Origin, RankSettings, Settings};
 use procfs::process::Process;
 
 use super::{
@@ -35,6 +35,8 @@ const SECRET_OF_PODS: &str = "once: kubectl create secret generic gradwire \
 pub struct Join<'a> {
     pub(super) placement: Placement,
     pub(super) settings: &'a Settings,
+    /// The variables of settings of the file that the ranks read.
+    pub(super) of_ranks: Vec<(String, String)>,
     pub(super) environment: &'a HashMap<String, String>,
     /// The task of this process.
     pub(super) pid: u32,
@@ -56,7 +58,7 @@ impl<'a> Join<'a> {
     /// [`CommandError`] if the variables don't say it, or several hosts lack a secret or a
     /// rendezvous.
     pub fn new(
-        settings: &'a Settings,
+        loaded: &'a Loaded,
         environment: &'a HashMap<String, String>,
         pid: u32,
         session: u32,
@@ -85,18 +87,22 @@ impl<'a> Join<'a> {
         let (given, secret) = (given::rendezvous(environment)?, given::secret(environment)?);
         let named = || placement.master.clone().map(|(host, port)| Rendezvous { host, port });
         let given = given.or_else(named);
-        let meeting = match (&placement.key, &given) {
-            (Some(_), _) => String::new(),
+        let by_rendezvous =
+            || given.as_ref().map(|Rendezvous { host, port }| format!("{host}:{port}"));
+        let found = match &placement.key {
+            Some(_) => Some(String::new()),
+            // Several jobs of one host may have the same rendezvous, because none of them uses it.
+            None if placement.nodes == 1 => ancestor(pid).or_else(by_rendezvous),
             // Without a key, several hosts have only the rendezvous in common.
-            (None, Some(Rendezvous { host, port })) => format!("{host}:{port}"),
-            (None, None) => ancestor(pid).ok_or_else(|| {
-                let what =
-                    format!("{} does not say to which job this process belongs", placement.starter);
-                CommandError::usage(what).hint(format!(
-                    "set {RENDEZVOUS}=HOST:PORT, with the host of rank 0 and a free port"
-                ))
-            })?,
+            None => by_rendezvous().or_else(|| ancestor(pid)),
         };
+        let meeting = found.ok_or_else(|| {
+            let what =
+                format!("{} does not say to which job this process belongs", placement.starter);
+            CommandError::usage(what).hint(format!(
+                "set {RENDEZVOUS}=HOST:PORT, with the host of rank 0 and a free port"
+            ))
+        })?;
         let (job, port) = placement.job(&meeting, session);
         let rendezvous = match given {
             _ if placement.nodes == 1 => None,
@@ -114,9 +120,14 @@ impl<'a> Join<'a> {
                 if placement.starter == KUBERNETES { SECRET_OF_PODS } else { SECRET_OF_HOSTS };
             return Err(CommandError::usage(what).hint(hint));
         }
+        // Each task has its environment, but does not read the file.
+        let of_ranks = loaded.variables_of(|row| {
+            matches!(row.origin, Origin::File(_)) && RankSettings::has(row.key.name)
+        });
         Ok(Self {
             placement,
-            settings,
+            settings: &loaded.settings,
+            of_ranks: of_ranks.collect(),
             environment,
             pid,
             session,
@@ -212,14 +223,16 @@ fn ancestor(pid: u32) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_settings::Layers;
+
     use super::*;
 
     fn joined(variables: &str) -> Result<(String, Option<Rendezvous>), CommandError> {
         let pairs = variables.split_whitespace().map(|pair| pair.split_once('=').unwrap());
         let environment: HashMap<String, String> =
             pairs.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
-        let settings = Settings::default();
-        let join = Join::new(&settings, &environment, std::process::id(), 0)?;
+        let loaded = Settings::load(&Layers::default()).unwrap();
+        let join = Join::new(&loaded, &environment, std::process::id(), 0)?;
         Ok((join.job.to_string(), join.rendezvous))
     }
 

@@ -80,11 +80,11 @@ impl Join<'_> {
         let Some(answer) = answer else {
             let first = self.placement.rank - self.placement.local;
             let what = format!(
-                "rank {first}, which starts the daemon of this host, has not done so within {} s",
+                "rank {first}, which starts the daemon of this host, did not answer within {} s",
                 self.settings.start.timeout.as_secs_f64()
             );
-            let hint = "see its output; all ranks must call init(). For more time, set \
-                        launch.start_timeout_ms";
+            let hint = "has it called init(), and has the job not ended yet? See its output. For \
+                        more time, set launch.start_timeout_ms";
             return Err(CommandError::failed(what).hint(hint));
         };
         let text = answer.map_err(|text| {

@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    io::{self, Write as _},
+    io::{self, ErrorKind, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr},
     os::fd::OwnedFd,
     process::{ExitCode, Stdio},
@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     agent::host::{find_gradwired, source_towards},
-    error::CommandError,
+    error::{CommandError, print_line},
     launch::places,
     outer,
 };
@@ -47,8 +47,16 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Serves the tasks of this host.
 pub(super) async fn run(join: &Join<'_>) -> Result<ExitCode, CommandError> {
-    let meeting = Meeting::open(&join.place()).map_err(|error| {
-        CommandError::failed(format!("the ranks of this host can't meet: {error}"))
+    let meeting = Meeting::open(&join.place()).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => {
+            let first = join.placement.rank - join.placement.local;
+            let what = format!("another process is rank {first} of job {} on this host", join.job);
+            CommandError::failed(what).hint(
+                "is the rank started twice, as by a launcher inside of another one, or does \
+                 another job have the same variables?",
+            )
+        }
+        _ => CommandError::failed(format!("the ranks of this host can't meet: {error}")),
     })?;
     let (mut daemon, answer) = match start(join).await {
         Ok((daemon, variables)) => (Some(daemon), Ok(variables)),
@@ -78,7 +86,17 @@ pub(super) async fn run(join: &Join<'_>) -> Result<ExitCode, CommandError> {
             pid = meeting.next(&answer) => tasks.add(pid),
             _ = look.tick() => {
                 if tasks.are_gone() {
-                    end(daemon, join.settings.launch.grace).await;
+                    let grace = join.settings.launch.grace;
+                    if join.placement.nodes > 1 {
+                        end(daemon, grace).await;
+                    } else if timeout(grace, daemon.wait()).await.is_err() {
+                        print_line(
+                            "gradwire: all processes of the job have ended, and not all of them \
+                             had called init()",
+                        );
+                        // It has nobody to tell.
+                        let _ = daemon.kill().await;
+                    }
                     return Ok(ExitCode::SUCCESS);
                 }
             }
@@ -153,6 +171,7 @@ pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandErr
         variables.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     attach.sort();
     attach.extend(placement.counts().map(|(name, number)| format!("{name}={number}\n")));
+    attach.extend(join.of_ranks.iter().map(|(name, value)| format!("{name}={value}\n")));
     let mut set = |name: &str, value: String| variables.insert(name.to_owned(), value);
     set("GRADWIRE_HOST", own_name.clone());
     set("GRADWIRE_SLOTS", placement.slots.to_string());

@@ -83,7 +83,8 @@ fn of_numbers(names: &Numbers, given: &Variables<'_>) -> Result<Placement, Place
     let local = if slots == size { rank } else { local };
     if !size.is_multiple_of(slots) {
         // The numbers of a task don't say how many tasks other hosts have.
-        let why = "hosts with different numbers of ranks; use as many on each, or gradwire run";
+        let why = "hosts with different numbers of ranks; start the same number on each, or use \
+                   gradwire run";
         return Err(disagree(why.to_owned()));
     }
     if rank < local || !(rank - local).is_multiple_of(slots) {
