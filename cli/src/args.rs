@@ -178,7 +178,8 @@ pub struct Run {
     pub progress: progress::When,
     /// Set a variable for the ranks.
     ///
-    /// They get the variables of the launcher in any case. Can be repeated.
+    /// They get the variables of the launcher in any case. A setting of Gradwire applies to the
+    /// whole job. Can be repeated.
     #[arg(short = 'x', long = "variable", visible_alias = "env", value_name = "NAME=VALUE",
         value_parser = variable)]
     pub variables: Vec<(String, Option<String>)>,

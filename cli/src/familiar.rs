@@ -248,6 +248,7 @@ mod tests {
                         AlwaysWith(value, _) => format!(" {value}"),
                         Exports if *values == 1 => " A=1".to_owned(),
                         Variable("HOROVOD_LOG_LEVEL", _) => " INFO".to_owned(),
+                        Is("--bind-to") => " core".to_owned(),
                         _ => " 1".repeat(*values),
                     };
                     let line = format!("gradwire run {dashes}{name}{values} train -h");

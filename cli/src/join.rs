@@ -5,7 +5,7 @@ use std::{
     fs::OpenOptions,
     io::{ErrorKind, Write as _},
     os::unix::{fs::OpenOptionsExt, process::CommandExt},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, ExitCode},
 };
 
@@ -16,7 +16,7 @@ use gradwire_launcher::{
     join::{self, Join},
 };
 use gradwire_proto::Secret;
-use gradwire_settings::Settings;
+use gradwire_settings::Loaded;
 
 use crate::process::{block_on, environment, load, print};
 
@@ -34,10 +34,9 @@ pub struct Options {
     command: Vec<OsString>,
 }
 
-/// The settings of a task: from its environment.
-fn settings() -> Result<Settings, CommandError> {
-    let config = std::env::var_os("GRADWIRE_CONFIG").map(PathBuf::from);
-    Ok(load(&SettingsOptions { config, set: Vec::new() }, &[])?.settings)
+/// The settings of a task: from its environment, and the file that this names.
+fn settings() -> Result<Loaded, CommandError> {
+    load(&SettingsOptions::default(), &[])
 }
 
 /// Joins the job, and becomes the program. For a library, it prints the variables of the rank, or

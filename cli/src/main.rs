@@ -19,7 +19,7 @@ use gradwire_cli::{
     job::{Output, discover, prepare, start},
     join,
     lab::become_lab,
-    process::{block_on, environment, load, print},
+    process::{block_on, environment, export, load, print},
     replay, report, show, status, top, trace, why,
 };
 use gradwire_doctor::findings::Status;
@@ -28,6 +28,7 @@ use gradwire_launcher::{
     launch::{dry_run, elastic::Elastic, job::events::Request, places, plan::Plan, requests},
 };
 use gradwire_services::launch::ITSELF;
+use gradwire_worker::starters;
 use rustix::process::getppid;
 
 /// The stack of the commands, whatever the limit of the main thread is (`ulimit -s`).
@@ -159,6 +160,11 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
 }
 
 fn run_job(run: Run) -> Result<ExitCode, CommandError> {
+    export(&run.variables);
+    if let Some(tasks) = starters::several_tasks(&environment()) {
+        let what = "and each of them runs a job of its own; start gradwire run once for one job";
+        print_line(format_args!("gradwire: {tasks}, {what}"));
+    }
     let timeout = run.elastic.elastic_timeout.map(|ms| format!("elastic.timeout_ms={ms}"));
     let signal = run.stop_signal.map(|signal| format!("worker.stop_signal={}", signal.name()));
     let binding = run.bind_to.map(|what| format!("worker.bind_to={what}"));
@@ -179,11 +185,13 @@ fn run_job(run: Run) -> Result<ExitCode, CommandError> {
     let program = program.ok_or_else(|| CommandError::usage("the program's name is empty"))?;
     let words: Vec<_> = words.collect();
     if words.iter().any(|word| word == "-") && !stdin().is_terminal() {
-        print_line("gradwire: ranks have an empty standard input, which '-' may stand for");
+        print_line("gradwire: '-' may mean standard input, which is empty for ranks");
     }
     let mut plan = Plan::new(nodes, program, words, &loaded)?;
     for (name, value) in &run.variables {
-        if value.is_none() && std::env::var_os(name).is_none() {
+        // Ranks get a value of this one in any case.
+        let is_set = std::env::var_os(name).is_some() || name == "OMP_NUM_THREADS";
+        if value.is_none() && !is_set {
             print_line(format_args!("gradwire: -x {name}: it is not set here, so ranks lack it"));
         }
     }

@@ -2,8 +2,11 @@
 
 use std::{
     collections::HashMap,
+    ffi::OsString,
     io::{self, Write},
+    path::PathBuf,
     process::ExitCode,
+    sync::OnceLock,
 };
 
 use gradwire_launcher::{
@@ -11,8 +14,9 @@ use gradwire_launcher::{
     error::{CommandError, limits_hint},
     outer,
 };
-use gradwire_settings::{Layers, Loaded, Settings, layers};
-use gradwire_telemetry::{LogConfig, init_logging};
+use gradwire_net::interfaces;
+use gradwire_settings::{KEYS, Layers, Loaded, Settings, horovod, layers};
+use gradwire_telemetry::{LogConfig, check_filter, init_logging};
 use rustix::{
     io::Errno,
     process::{Resource, getrlimit},
@@ -38,8 +42,9 @@ pub fn built(builder: &mut Builder) -> Result<Runtime, CommandError> {
     let most = getrlimit(Resource::Nofile).current;
     if let Some(most) = most.filter(|most| *most < MIN_OPEN_FILES) {
         let error = io::Error::from(Errno::MFILE);
-        let what =
-            format!("{error}: this process may open {most}, and needs at least {MIN_OPEN_FILES}");
+        let what = format!(
+            "{error}: this process may open {most} files, but needs {MIN_OPEN_FILES} or more"
+        );
         return Err(CommandError::failed(what).hint(limits_hint(&error).unwrap_or_default()));
     }
     builder.enable_all().build().map_err(|error| CommandError::system(&error))
@@ -56,9 +61,32 @@ pub fn block_on<T>(work: impl Future<Output = T>) -> Result<T, CommandError> {
     Ok(result)
 }
 
+/// The variable with the path of a file with settings.
+const CONFIG: &str = "GRADWIRE_CONFIG";
+
+/// Variables of `-x` that Gradwire reads itself.
+static EXPORTED: OnceLock<Vec<(String, String)>> = OnceLock::new();
+
+/// Adds the variables of `-x` to the environment of this process, if Gradwire reads them: settings,
+/// also by Horovod's names, and the interfaces of other libraries. Called once, at the start.
+pub fn export(variables: &[(String, Option<String>)]) {
+    let is_read = |name: &str, value: &str| {
+        let one = HashMap::from([(name.to_owned(), value.to_owned())]);
+        (name.starts_with("GRADWIRE_") && name.contains("__"))
+            || name == CONFIG
+            || interfaces::OTHERS.contains(&name)
+            || horovod::settings(KEYS, &one).is_ok_and(|found| !found.is_empty())
+    };
+    let pairs = variables.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+    let read = pairs.filter(|(name, value)| is_read(name, value));
+    let _ = EXPORTED.set(read.map(|(name, value)| (name.clone(), value.clone())).collect());
+}
+
 /// The environment as text, to be read and to be sent as JSON.
 pub fn environment() -> HashMap<String, String> {
-    layers::text(std::env::vars_os())
+    let mut all = layers::text(std::env::vars_os());
+    all.extend(EXPORTED.get().into_iter().flatten().cloned());
+    all
 }
 
 /// Loads the settings: defaults, file, environment, flags of the user, `flags` of the command.
@@ -67,9 +95,17 @@ pub fn environment() -> HashMap<String, String> {
 /// [`CommandError`] for a wrong setting.
 pub fn load(args: &SettingsOptions, flags: &[String]) -> Result<Loaded, CommandError> {
     let flags = args.set.iter().chain(flags).cloned().collect();
-    let layers =
-        Layers { file: args.config.clone(), environment: outer::outside(environment()), flags };
-    Ok(Settings::load(&layers)?)
+    let environment = environment();
+    let named = environment.get(CONFIG).map(OsString::from).or_else(|| std::env::var_os(CONFIG));
+    let named = named.filter(|path| !path.is_empty()).map(PathBuf::from);
+    let file = args.config.clone().or(named);
+    let loaded = Settings::load(&Layers { file, environment: outer::outside(environment), flags })?;
+    let Settings { data, log, .. } = &loaded.settings;
+    interfaces::check(&data.interface).map_err(|error| {
+        CommandError::usage(format!("data.interface = \"{}\": {error}", data.interface))
+    })?;
+    check_filter(&log.level).map_err(CommandError::usage)?;
+    Ok(loaded)
 }
 
 /// Starts logging as the settings say.

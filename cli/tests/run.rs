@@ -12,17 +12,17 @@ fn ranks_get_their_place_and_lines_their_rank() {
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GRADWIRE_CROSS_RANK \
                   $GRADWIRE_HOST $MASTER_ADDR $GRADWIRE_WORKER__HUGE_PAGES; \
                   echo to stderr >&2; test $MASTER_PORT -gt 0 && test ${#GRADWIRE_SECRET} = 64";
-    let output =
-        place.run(&["run", "-np", "3", "-H", "127.0.0.1:2,127.0.0.2:2", "sh", "-c", script]);
+    let set = ["--set", "worker.huge_pages=never", "-H", "127.0.0.1:2,127.0.0.2:2"];
+    let output = place.run(&[&["run", "-np", "3"], &set[..], &["sh", "-c", script]].concat());
     assert_eq!(output.code, Some(0), "{output:?}");
     let mut lines: Vec<_> = output.stdout.lines().collect();
     lines.sort_unstable();
     assert_eq!(
         lines,
         [
-            "[0] 0/3 0/2 0 127.0.0.1 127.0.0.1 advise",
-            "[1] 1/3 1/2 0 127.0.0.1 127.0.0.1 advise",
-            "[2] 2/3 0/1 1 127.0.0.2 127.0.0.1 advise",
+            "[0] 0/3 0/2 0 127.0.0.1 127.0.0.1 never",
+            "[1] 1/3 1/2 0 127.0.0.1 127.0.0.1 never",
+            "[2] 2/3 0/1 1 127.0.0.2 127.0.0.1 never",
         ]
     );
     let mut lines: Vec<_> = output.stderr.lines().collect();
@@ -252,7 +252,7 @@ fn a_rank_may_describe_its_error_in_its_folder() {
 fn an_empty_standard_input_is_mentioned() {
     let output = Place::new().run(&["run", "cat", "-"]);
     assert_eq!((output.code, output.stdout.as_str()), (Some(0), ""));
-    let expected = "gradwire: ranks have an empty standard input, which '-' may stand for\n";
+    let expected = "gradwire: '-' may mean standard input, which is empty for ranks\n";
     assert!(output.stderr.starts_with(expected), "{output:?}");
 }
 

@@ -13,7 +13,9 @@ pub const MAX_RANKS: u32 = 1 << 20;
 #[derive(Debug, Clone, Default, Args)]
 pub struct SettingsOptions {
     /// TOML file with settings.
-    #[arg(long, value_name = "FILE", env = "GRADWIRE_CONFIG")]
+    ///
+    /// Without it, GRADWIRE_CONFIG may name one.
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Set a setting, such as data.lanes=4.
     ///

@@ -135,7 +135,7 @@ impl Choice {
         }
         let is_together = named.iter().any(|entry| entry.contains('+'));
         if is_together && is_excluding {
-            return Err("after ^ nothing can be used together, with +".to_owned());
+            return Err("^ and + can't be combined".to_owned());
         }
         if is_together {
             let groups: Result<_, _> = named.into_iter().map(group).collect();
@@ -190,7 +190,7 @@ impl Choice {
 fn group(text: &str) -> Result<Vec<Entry>, String> {
     let named: Vec<_> = text.split('+').map(str::trim).collect();
     if named.iter().any(|entry| entry.is_empty()) {
-        return Err(format!("'{text}' lacks an interface beside +"));
+        return Err(format!("'{text}' has no interface on one side of +"));
     }
     if named.len() > MAX_TOGETHER {
         return Err(format!("'{text}' has more than {MAX_TOGETHER} interfaces"));
@@ -250,6 +250,17 @@ fn choose(
         Ok(Some(addresses)) => addresses.into(),
         _ => DataAddresses { ignored: Some((name, text.clone())), ..only(own) },
     })
+}
+
+/// Checks a value of the setting `data.interface`, without looking at the interfaces of this host.
+///
+/// # Errors
+/// [`InterfaceError`] if it is not valid.
+pub fn check(given: &str) -> Result<(), InterfaceError> {
+    if given.is_empty() {
+        return Ok(());
+    }
+    Choice::parse(given).map(drop).map_err(InterfaceError)
 }
 
 /// The interfaces of this host that are used together for its data. `given` is the setting
@@ -384,8 +395,8 @@ mod tests {
         }
         let nine = ["eth0"; 9].join("+");
         for (given, says) in [
-            ("eth0+", "'eth0+' lacks an interface beside +"),
-            ("^eth0+eth1", "after ^ nothing can be used together"),
+            ("eth0+", "'eth0+' has no interface on one side of +"),
+            ("^eth0+eth1", "^ and + can't be combined"),
             (nine.as_str(), "has more than 8 interfaces"),
             ("eth0+eth9", "none of this host's interfaces fits"),
             ("eth10+eth10", "none of this host's interfaces fits"),

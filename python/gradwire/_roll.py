@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import time
 from datetime import timedelta
@@ -25,7 +26,12 @@ _POLL_SECONDS = 0.2
 _TELLING_SECONDS = 3.0
 # The key of rank 0's report about the job.
 _JOB = "job"
-_MORE_TIME = "For more time, set HOROVOD_START_TIMEOUT=SECONDS"
+
+
+def _more_time() -> str:
+    own = "GRADWIRE_LAUNCH__START_TIMEOUT_MS"  # takes precedence
+    name = f"{own}=MILLISECONDS" if os.environ.get(own) else "HOROVOD_START_TIMEOUT=SECONDS"
+    return f"For more time, set {name}"
 
 
 def come(store: Any, rank: int) -> None:
@@ -133,7 +139,7 @@ def wait_for_store(host: str, port: int, within: timedelta) -> None:
                 raise NotLaunched(
                     f"the ranks' store at {host}:{port} did not answer within {_seconds(within)} "
                     f"({error}): is rank 0, or torchrun, running there, and can this host reach "
-                    f"that port? {_MORE_TIME}",
+                    f"that port? {_more_time()}",
                     kind="not-launched",
                     rank=0,
                 ) from None
@@ -179,7 +185,7 @@ def _explained(store: Any, size: int, within: timedelta, error: RuntimeError) ->
     who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {listed(missing)}"
     text = (
         f"{who} of {size} did not call init() within {_seconds(within)}: were all WORLD_SIZE ranks "
-        f"started, and what does their output say? {_MORE_TIME}"
+        f"started, and what does their output say? {_more_time()}"
     )
     return NotLaunched(text, kind="not-launched", rank=missing[0])
 

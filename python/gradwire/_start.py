@@ -36,7 +36,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _agent, _answers, _native, _roll, _variables
+from gradwire import _agent, _answers, _native, _roll, _settings_file, _variables
 from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
@@ -95,6 +95,11 @@ _launched_here = False
 def prepare() -> None:
     """Ensures that the variables ``GRADWIRE_...`` are set and that a daemon is running."""
     if _has_job():
+        return
+    _settings_file.take()
+    # The ranks of a launcher's job form their next one.
+    if os.environ.get("GRADWIRE_ALONE", "").strip() == "1" and "GRADWIRE_SIZE" not in os.environ:
+        _alone()
         return
     if all(name in os.environ for name in _TORCHRUN):
         _join_torchrun()
@@ -504,6 +509,8 @@ def _join_torchrun() -> None:
     rank, size, local_rank, slots = _torchrun_place()
     if os.environ.get("GRADWIRE_SIZE") == str(size):  # of a job that a launcher has started
         _agent.forms_another_job()
+    elif size == 1 and (why := _why_not_alone()) is not None:
+        raise NotLaunched(f"WORLD_SIZE=1, but {why}", kind="not-launched")
     store = _store()
     first = rank - local_rank
     address = _own_address(os.environ["MASTER_ADDR"], _number("MASTER_PORT"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from functions import dies, ends_badly, exits, horovods_variables, raises, shares
-from launching import LAUNCHER, LIMIT, PLACES, Job, remains, running, torchrun, until
+from launching import LAUNCHER, LIMIT, PLACES, Job, free_ports, remains, running, torchrun, until
 
 import gradwire
 from gradwire import _start
@@ -302,6 +302,75 @@ def test_an_incomplete_set_of_variables(job: Job) -> None:
     assert done.returncode == 1 and "NotLaunched" in done.stdout, done.stdout
     assert "mpirun has not set OMPI_COMM_WORLD_LOCAL_RANK; start" in done.stdout, done.stdout
     assert "GRADWIRE_ALONE=1" in done.stdout, done.stdout
+
+
+def test_variables_of_one_rank_may_be_left_over(job: Job) -> None:
+    for left in ({"WORLD_SIZE": "1", "RANK": "0"}, {"HOROVOD_SIZE": "1", "HOROVOD_RANK": "0"}):
+        done = job(PLACES, ranks=None, **left)
+        assert done.returncode == 0 and "RANK 0 of 1" in done.stdout, done.stdout
+        done = job(PLACES, ranks=None, MVP_COMM_WORLD_SIZE="2", **left)
+        assert done.returncode == 1 and "MVP_COMM_WORLD_SIZE=2" in done.stdout, done.stdout
+    [port] = free_ports(1)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = job(PLACES, ranks=None, MVP_COMM_WORLD_SIZE="2", **alone)
+    assert done.returncode == 1, done.stdout
+    assert "NotLaunched: WORLD_SIZE=1, but MVP_COMM_WORLD_SIZE=2" in done.stdout, done.stdout
+
+
+def test_torchruns_processes_may_train_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADWIRE_ALONE", "1")
+    done = torchrun(PLACES, tmp_path, 2)
+    assert done.returncode == 0 and done.stdout.count("RANK 0 of 1") == 2, done.stdout
+
+
+def test_a_settings_file_without_a_launcher(job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[checks]\nfinite = "fail"\n[data]\nlanes = 3\n')
+    text = """
+        import os
+        import numpy as np
+        import gradwire as gw
+        gw.init()
+        print("LANES", os.environ.get("GRADWIRE_DATA__LANES"), flush=True)
+        gw.shutdown()
+        os.environ["GRADWIRE_CONFIG"] = ""
+        gw.init()
+        print("LANES", os.environ.get("GRADWIRE_DATA__LANES"), flush=True)
+        gw.shutdown()
+        os.environ["GRADWIRE_CONFIG"] = os.environ["TEST_FILE"]
+        gw.init()
+        gw.allreduce(np.array([np.nan]))
+    """
+    done = job(text, ranks=None, GRADWIRE_CONFIG=str(file), TEST_FILE=str(file))
+    assert done.returncode == 1 and "contributes NaN" in done.stdout, done.stdout
+    assert "LANES 3" in done.stdout and "LANES None" in done.stdout, done.stdout
+    file.write_text("[data]\nlines = 3\n")
+    done = job(PLACES, ranks=None, GRADWIRE_CONFIG=str(file))
+    assert done.returncode == 1 and "unknown setting 'data.lines'" in done.stdout, done.stdout
+    assert "Traceback" in done.stdout and "InvalidRequest: " in done.stdout, done.stdout
+
+
+def test_ranks_read_settings_of_the_launcher(job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[checks]\nfinite = "fail"\n[worker]\nmax_object_bytes = 1000\n')
+    text = """
+        import numpy as np
+        import gradwire as gw
+        gw.init()
+        assert gw.broadcast_object("x" * 900 if gw.rank() == 1 else None, 1) == "x" * 900
+        try:
+            gw.broadcast_object("x" * 1100 if gw.rank() == 1 else None, 1)
+        except gw.InvalidRequest as error:
+            print("TOLD", error, flush=True)
+        gw.allreduce(np.array([np.nan]))
+    """
+    done = job(text, options=("--config", str(file)))
+    assert done.returncode == 1 and "contributes NaN" in done.stdout, done.stdout
+    told = "bytes, but worker.max_object_bytes allows 1000"
+    assert done.stdout.count(told) >= 2, done.stdout
 
 
 def test_a_batch_script_runs_alone(job: Job) -> None:

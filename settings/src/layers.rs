@@ -98,9 +98,17 @@ impl Loaded {
     /// The environment variables that pass the settings on to another process. Defaults are left
     /// out: the other process has the same ones, and shows them as defaults.
     pub fn variables(&self) -> impl Iterator<Item = (String, String)> {
+        self.variables_of(|_| true)
+    }
+
+    /// As [`Self::variables`], for the rows that `has` selects.
+    pub fn variables_of(
+        &self,
+        has: impl Fn(&Row) -> bool,
+    ) -> impl Iterator<Item = (String, String)> {
         self.rows
             .iter()
-            .filter(|row| row.origin != Origin::Default)
+            .filter(move |row| row.origin != Origin::Default && has(row))
             .map(|row| (row.key.variable(), row.value.clone()))
     }
 }

@@ -25,7 +25,8 @@ pub mod table;
 pub mod variables;
 
 pub use gradwire_keys::{
-    AddressRange, Adopt, Audience, HugePages, Key, Kind, Origin, SettingsError, StopSignal, horovod,
+    AddressRange, Adopt, Audience, HugePages, Key, Kind, Origin, RankSettings, SettingsError,
+    StopSignal, horovod,
 };
 pub use layers::{Layers, Loaded, RESERVED_VARIABLES, Row};
 pub use table::{

@@ -65,7 +65,7 @@ pub use endpoint::{Endpoint, EndpointConfig, Readiness, Target};
 pub use error::TelemetryError;
 #[cfg(feature = "serve")]
 pub use histogram::{Histogram, TimeCounter};
-pub use logging::{LogConfig, init_logging, record_events};
+pub use logging::{LogConfig, check_filter, init_logging, record_events};
 #[cfg(feature = "serve")]
 pub use metrics::{Counter, Gauge};
 #[cfg(feature = "serve")]

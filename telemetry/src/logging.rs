@@ -46,6 +46,14 @@ fn filter(given: &str) -> Result<Targets, TelemetryError> {
     targets.map_err(|error: ParseError| refused(error.to_string()))
 }
 
+/// Checks a value of the setting `log.level`.
+///
+/// # Errors
+/// [`TelemetryError`] if it is not a level or a filter.
+pub fn check_filter(given: &str) -> Result<(), TelemetryError> {
+    filter(given).map(drop)
+}
+
 /// What gets each event: its level, 0 for an error, and its text.
 type Recorder = Box<dyn Fn(u8, &str) + Send + Sync>;
 

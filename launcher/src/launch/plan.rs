@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, path::PathBuf, ti
 use gradwire_proto::{Rank, Secret};
 use gradwire_services::launch::HERE;
 use gradwire_services::launch::{REPORTS_ARE_READ, Text};
-use gradwire_settings::{Loaded, Settings};
+use gradwire_settings::{Loaded, RankSettings, Settings};
 
 pub use super::hosts::count;
 use super::{elastic::Elastic, files::error_file, hosts::Host};
@@ -190,8 +190,7 @@ impl Plan {
         Self::check(&nodes, &settings.settings)?;
         let id: String =
             gradwire_proto::auth::nonce()[..6].iter().map(|b| format!("{b:02x}")).collect();
-        let is_workers = |name: &str| name.starts_with("worker.") || name.starts_with("elastic.");
-        let worker = settings.rows.iter().filter(|row| is_workers(row.key.name));
+        let of_ranks = settings.variables_of(|row| RankSettings::has(row.key.name));
         Ok(Self {
             job: format!("gw{id}"),
             secret: Secret::generate(),
@@ -201,7 +200,7 @@ impl Plan {
             program: program.into(),
             args: args.into_iter().map(Into::into).collect(),
             service_settings: settings.variables().collect(),
-            worker_settings: worker.map(|row| (row.key.variable(), row.value.clone())).collect(),
+            worker_settings: of_ranks.collect(),
             exported: Variables::new(),
             record: None,
             output_dir: None,
@@ -401,7 +400,8 @@ mod tests {
 
     fn plan(hosts: &str, np: Option<u32>) -> Plan {
         let nodes = Plan::nodes(&parse_list(hosts).unwrap(), np).unwrap();
-        let layers = Layers { flags: vec!["data.lanes=3".into()], ..Layers::default() };
+        let flags = ["data.lanes=3", "worker.spin_us=7", "checks.finite=warn"];
+        let layers = Layers { flags: flags.map(str::to_owned).to_vec(), ..Layers::default() };
         Plan::new(nodes, "train", Vec::<Text>::new(), &Settings::load(&layers).unwrap()).unwrap()
     }
 
@@ -484,7 +484,8 @@ mod tests {
             ("GROUP_WORLD_SIZE", "3"),
             ("MASTER_ADDR", "10.0.0.1"),
             ("MASTER_PORT", "4321"),
-            ("GRADWIRE_WORKER__SPIN_US", "auto"),
+            ("GRADWIRE_WORKER__SPIN_US", "7"),
+            ("GRADWIRE_CHECKS__FINITE", "warn"),
         ] {
             assert_eq!(rank.get(name).map(String::as_str), Some(value), "{name}");
         }

@@ -291,12 +291,19 @@ impl Default for RankSettings {
 }
 
 impl RankSettings {
+    const SECTIONS: [&[Key]; 4] = [Start::KEYS, Elastic::KEYS, Checks::KEYS, Worker::KEYS];
+
+    /// Whether a training process reads the setting with this name.
+    pub fn has(name: &str) -> bool {
+        Self::SECTIONS.iter().any(|keys| keys.iter().any(|key| key.name == name))
+    }
+
     /// Reads them from the environment: defaults, then Horovod's variables, then Gradwire's.
     ///
     /// # Errors
     /// [`SettingsError`] with the variable and what would be accepted.
     pub fn load(environment: &HashMap<String, String>) -> Result<Self, SettingsError> {
-        let keys: Vec<Key> = [Start::KEYS, Elastic::KEYS, Checks::KEYS, Worker::KEYS].concat();
+        let keys: Vec<Key> = Self::SECTIONS.concat();
         let own = |(name, _): &(&String, &String)| VARIABLES.iter().any(|v| name.starts_with(v));
         let own = environment.iter().filter(own).map(|(name, value)| (name.clone(), value.clone()));
         let own: HashMap<_, _> = own.collect();
