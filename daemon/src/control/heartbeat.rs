@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{Arc, Weak},
     thread::{self, sleep},
     time::{Duration, Instant},
@@ -71,7 +71,8 @@ fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
         if !is_local && datagrams.is_none() {
             let opened = Datagrams::open(&there, &world);
             if let Err(error) = &opened {
-                tracing::warn!(%error, "no heartbeats by UDP: outages must be shorter");
+                let what = "no heartbeats by UDP: the job survives only shorter outages";
+                tracing::warn!(%error, "{what}");
             }
             datagrams = Some(opened);
         }
@@ -148,8 +149,15 @@ impl Datagrams {
     }
 
     fn socket(node: &Node, from: IpAddr) -> io::Result<UdpSocket> {
+        let coordinator = node.config.coordinator;
+        // The data may have a network of the other family. Then the system chooses the address.
+        let from = match coordinator.ip() {
+            IpAddr::V4(_) if from.is_ipv6() => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) if from.is_ipv4() => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+            _ => from,
+        };
         let socket = UdpSocket::bind((from, 0))?;
-        socket.connect(node.config.coordinator)?;
+        socket.connect(coordinator)?;
         Ok(socket)
     }
 
