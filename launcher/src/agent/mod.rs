@@ -228,7 +228,7 @@ impl Agent {
             }
             let silent = now - last_order;
             if silent >= silence {
-                print_line("gradwire agent: no sign of life from the launcher; ending all");
+                print_line("gradwire agent: the launcher is silent; ending all processes");
                 break unheard("the launcher gives no sign of life".to_owned());
             }
             tokio::select! {

@@ -34,7 +34,7 @@ def _array(leaf: Any, path: str) -> Any:
         array = jnp.asarray(leaf)
     except TypeError as error:
         raise InvalidRequest(
-            f"the leaf {path or 'given'} isn't an array: {error}", kind="invalid"
+            f"{path or 'the given value'} isn't an array: {error}", kind="invalid"
         ) from error
     if array.dtype.name not in _NAMES:
         known = ", ".join(sorted(_NAMES))
@@ -134,7 +134,7 @@ def _check_rows(what: str, leaf: Any, path: str, members: int) -> None:
     if leaf.ndim == 0 or leaf.shape[0] % members:
         wanted = "at least one dimension" if members == 1 else f"a multiple of {members} rows"
         raise InvalidRequest(
-            f"gradwire.jax.{what} splits the rows of arrays, so {path or 'this one'} of shape "
+            f"gradwire.jax.{what} splits the rows of arrays: {path or 'this one'} of shape "
             f"{leaf.shape} needs {wanted}",
             kind="invalid",
         )

@@ -74,7 +74,8 @@ class _Distributed:
         given, variables = list(grads), options.variables
         if len(given) != len(variables):
             raise InvalidRequest(
-                f"an optimizer of Keras clips {len(given)} gradients of {len(variables)} variables",
+                f"Keras clips {len(given)} gradients of {len(variables)} variables: this release "
+                "of Keras is not supported",
                 kind="invalid",
             )
         if options.factor != 1:

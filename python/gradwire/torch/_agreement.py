@@ -212,7 +212,7 @@ def refusal(about: int, turn: int) -> str | None:
             "skip_synchronize() on all ranks"
         )
     if closures and last_call(about) is Call.STEP:
-        return "only some ranks call step() with a closure: do it on all ranks"
+        return "only some ranks call step() with a closure: pass one on all ranks or on none"
     if closures == LOSS | NO_LOSS:
         return (
             "the closure has returned a loss only on some ranks: return a number on all ranks, for "

@@ -250,8 +250,8 @@ class Submissions:
         if gradient.requires_grad:
             raise AssertionError(
                 f"the gradient of {slot.name} has its own graph (backward(create_graph=True)), "
-                "which the exchange between ranks would cut off: use torch.autograd.grad() for "
-                "what is differentiated again"
+                "which the exchange would not keep: use torch.autograd.grad() for gradients that "
+                "are differentiated again"
             )
         if slot.base is not None:
             slot.note_content(Content.OWN)  # for ``check_base``

@@ -199,7 +199,7 @@ def _report(known: dict[int, dict[str, int]]) -> None:
         they = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
         rest = f" and {len(its) - _NAMED} more" if len(its) > _NAMED else ""
         lacking = sum(name not in known[ranks[0]] for name in its)
-        has_not = f" ({lacking} of them it does not have)" if lacking else ""
+        has_not = f" ({lacking} of them are missing there)" if lacking else ""
         lines.append(
             f"{they}: {len(its)} of {len(names)} values{has_not}: {', '.join(its[:_NAMED])}{rest}"
         )

@@ -142,7 +142,7 @@ class Exchange(Agreeing):
             except AssertionError as error:
                 raise AssertionError(
                     f"an exception has interrupted {call.name.lower()}(), and the program has gone "
-                    "on with another backward pass: call it again first, then it goes on"
+                    "on with another backward pass: call it again before that, to continue it"
                 ) from error
         if self._is_unstepped and slot.is_computed_anew:
             self._begin_anew()

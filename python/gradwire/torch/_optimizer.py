@@ -198,8 +198,8 @@ def DistributedOptimizer(
         session()  # raises an error that says what to do
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
-            f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer; if it is "
-            "made around one, make that one distributed"
+            f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer; if it wraps "
+            "one, give that one to DistributedOptimizer"
         )
     compressor(compression)
     if not isinstance(process_set, ProcessSet):

@@ -112,8 +112,8 @@ def _difference(one: int, ones: Layout, other: int, others: Layout) -> str | Non
         return f"ranks {one} and {other} have different groups of parameters"
     if ones.is_flat and ones.names != others.names:
         return (
-            f"ranks {one} and {other} have the parameters in different orders, and the state of "
-            "LBFGS is that of all parameters in their order"
+            f"ranks {one} and {other} have the parameters in different orders, but LBFGS "
+            "keeps one state for all parameters in their order"
         )
     return None
 

@@ -80,9 +80,9 @@ def own(slot: Slot) -> None:
         if other.in_flight:
             raise AssertionError(
                 f"the gradient of {slot.name} is still being exchanged by another optimizer that "
-                "has the same parameter: first call synchronize() or step() of that one, on all "
-                "ranks; to use two in turn, call zero_grad() of the optimizer that steps next "
-                "before each backward pass"
+                "has the same parameter: first call synchronize() or step() of that optimizer, on "
+                "all ranks; to use two optimizers in turn, call zero_grad() of the next one to "
+                "step before each backward pass"
             )
         other.unwatch()
         slot.take_over(other)

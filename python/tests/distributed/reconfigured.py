@@ -109,7 +109,7 @@ def main() -> None:
         raises(hvd.InvalidRequest, "a handle", lambda: dist._reconfigure(uuid=7, handles=["x"]))
         raises(
             hvd.InvalidRequest,
-            "each process must be there once",
+            "give one handle for each process",
             lambda: dist._reconfigure(uuid=7, handles=[handle, handle]),
         )
         process.joins(8, [1])

@@ -222,8 +222,8 @@ class ReconfigurableGroup(FormedGroup):
         own = [at for at, peer in enumerate(peers) if peer["id"] == self._id]
         if len(own) != 1 or len({peer["id"] for peer in peers}) != len(peers):
             raise InvalidRequest(
-                f"reconfigure: {len(peers)} handles, of which {len(own)} are this process's: each "
-                "process must be there once",
+                f"reconfigure: {len(own)} of {len(peers)} handles are this process's: give one "
+                "handle for each process",
                 kind="invalid",
             )
         timeout = getattr(opts, "timeout", None) or self._timeout

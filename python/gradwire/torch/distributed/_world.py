@@ -285,8 +285,7 @@ class Everybody:
         del timeout
         if len(key[0]) != session().size:
             raise InvalidRequest(
-                "beside a process group whose ranks may change, there can be no group of a part of "
-                "them",
+                "a process group whose ranks may change can't have subgroups",
                 kind="invalid",
             )
         return session().global_process_set()

@@ -85,7 +85,10 @@ class StateHandler:
         Returns:
             Numbers, texts, tensors, and containers of them.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no stored(): leave out directory=")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no stored(), so commits can't be written to disk: leave "
+            "out directory="
+        )
 
     def load(self, stored: Any) -> None:
         """Continues with a state that was read from disk.
@@ -387,8 +390,8 @@ class TorchState(ObjectState):
         for name in (*self._handlers, *self._saved_state):
             if name not in (handled if name in self._handlers else others):
                 raise InvalidRequest(
-                    f"the commit {folder} has no {name}, because the state had no such attribute "
-                    "then: leave it out, or begin in another directory=",
+                    f"the commit {folder} lacks the attribute {name} of this state: remove the "
+                    "attribute, or use another directory=",
                     kind="invalid",
                 )
         for name, handler in self._handlers.items():
