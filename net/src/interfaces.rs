@@ -247,7 +247,8 @@ fn choose(
     };
     let choice = if name == NCCL { Choice::of_nccl(text) } else { Choice::parse(text) };
     Ok(match choice.map(|choice| choice.addresses(all, own)) {
-        Ok(Some(addresses)) => addresses.into(),
+        // Other hosts can't reach a loopback address, which may be named for jobs of one host.
+        Ok(Some(addresses)) if !addresses.iter().all(IpAddr::is_loopback) => addresses.into(),
         _ => DataAddresses { ignored: Some((name, text.clone())), ..only(own) },
     })
 }
@@ -429,6 +430,7 @@ mod tests {
             (NCCL, "^docker,lo,eth0", "10.10.0.7"),
             (NCCL, "^=eth0,eth10,docker0", "10.1.0.7"),
             (NCCL, "nothing", OWN),
+            (NCCL, "lo", OWN),
             (NCCL, " ", OWN),
             ("GLOO_SOCKET_IFNAME", "eth1", "10.1.0.7"),
         ] {

@@ -472,7 +472,7 @@ def test_a_commit_without_an_attribute_is_named(alone: None, tmp_path: Path) -> 
     state.commit()
     state._disk.finish()
     for values in ({"at": 1, "new": 2}, {"at": 1, "more": Loader()}):
-        with pytest.raises(ValueError, match=r"commit-0000000001 has no (new|more),"):
+        with pytest.raises(ValueError, match=r"commit-0000000001 lacks the attribute (new|more) "):
             stored(tmp_path, **values)._load_stored()
     fewer = stored(tmp_path, at=0)
     fewer._load_stored()

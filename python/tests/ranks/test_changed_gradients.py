@@ -480,5 +480,5 @@ def test_only_optimizers_of_pytorch_are_taken() -> None:
         def __init__(self, inner: torch.optim.Optimizer) -> None:
             self.inner, self.param_groups = inner, inner.param_groups
 
-    with pytest.raises(ValueError, match=r"not a torch\.optim\.Optimizer; .* make that one"):
+    with pytest.raises(ValueError, match=r"not a torch\.optim\.Optimizer; .* give that one"):
         hvd.DistributedOptimizer(Around(torch.optim.SGD([zeros()], lr=1.0)))
