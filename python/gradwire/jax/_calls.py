@@ -33,9 +33,8 @@ def _array(leaf: Any, path: str) -> Any:
     try:
         array = jnp.asarray(leaf)
     except TypeError as error:
-        raise InvalidRequest(
-            f"{path or 'the given value'} isn't an array: {error}", kind="invalid"
-        ) from error
+        what = f"the leaf {path}" if path else "the given value"
+        raise InvalidRequest(f"{what} isn't an array: {error}", kind="invalid") from error
     if array.dtype.name not in _NAMES:
         known = ", ".join(sorted(_NAMES))
         raise InvalidRequest(
