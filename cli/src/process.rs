@@ -6,7 +6,8 @@ use std::{
     io::{self, Write},
     path::PathBuf,
     process::ExitCode,
-    sync::OnceLock,
+    sync::{Arc, Mutex, OnceLock},
+    thread,
 };
 
 use gradwire_launcher::{
@@ -48,6 +49,26 @@ pub fn built(builder: &mut Builder) -> Result<Runtime, CommandError> {
         return Err(CommandError::failed(what).hint(limits_hint(&error).unwrap_or_default()));
     }
     builder.enable_all().build().map_err(|error| CommandError::system(&error))
+}
+
+/// Checks that standard input and output can have a thread each. Tokio panics if they can't.
+///
+/// # Errors
+/// [`CommandError`] if the system refuses a thread.
+pub fn check_threads() -> Result<(), CommandError> {
+    let gate = Arc::new(Mutex::new(()));
+    // The first thread lasts until the second one has started.
+    let closed = gate.lock();
+    let start = || {
+        let gate = gate.clone();
+        thread::Builder::new().spawn(move || drop(gate.lock()))
+    };
+    let started: Vec<_> = [start(), start()].into_iter().collect();
+    drop(closed);
+    for thread in started {
+        let _ = thread.map_err(|error| CommandError::system(&error))?.join();
+    }
+    Ok(())
 }
 
 /// Runs work to its end on a runtime of one thread.

@@ -9,7 +9,7 @@ use tokio::runtime::Builder;
 
 use crate::{
     join,
-    process::{built, runtime},
+    process::{built, check_threads, runtime},
 };
 
 /// The threads of the agent of `gradwire doctor`; a daemon has two for data by default.
@@ -55,6 +55,7 @@ impl Role {
     pub fn run(self) -> Result<ExitCode, CommandError> {
         match self {
             Self::Agent => {
+                check_threads()?;
                 // One thread, the main one: a child gets its death signal when the thread that
                 // started it ends.
                 let work = agent::run(tokio::io::stdin(), tokio::io::stdout());
@@ -65,6 +66,7 @@ impl Role {
                 Ok(code)
             }
             Self::DoctorAgent => {
+                check_threads()?;
                 // Several threads: several connections carry bytes at the same time.
                 let runtime = built(Builder::new_multi_thread().worker_threads(AGENT_THREADS))?;
                 let ended = runtime
