@@ -84,6 +84,7 @@ fn failed(path: &Path, error: &io::Error) -> CommandError {
         io::ErrorKind::AlreadyExists => {
             CommandError::usage(what).hint("give the name of a new file, or remove this one")
         }
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => CommandError::usage(what),
         _ => CommandError::failed(what),
     }
 }
@@ -96,7 +97,8 @@ mod tests {
     fn no_file_is_replaced() {
         let folder = std::env::temp_dir().join(format!("gwtest-hostfile-{}", std::process::id()));
         let path = folder.join("hosts");
-        assert!(check(&path).unwrap_err().to_string().contains("can't write"), "no folder");
+        let no_folder = check(&path).unwrap_err();
+        assert!(no_folder.code == 2 && no_folder.to_string().contains("can't write"));
         std::fs::create_dir(&folder).unwrap();
         check(&path).unwrap();
         save(&path, "a slots=1\n").unwrap();
