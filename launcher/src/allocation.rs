@@ -66,7 +66,7 @@ pub fn find(variables: &HashMap<String, String>) -> Result<Option<Allocation>, C
 }
 
 /// What to do without an allocation.
-const INSTEAD: &str = "unset it, or name the hosts with -H or --hostfile";
+const INSTEAD: &str = "name the hosts with -H or --hostfile, or unset these variables";
 
 /// How many tasks each host of Slurm may have.
 const TASKS: &str = "SLURM_TASKS_PER_NODE";

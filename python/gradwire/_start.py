@@ -96,11 +96,13 @@ def prepare() -> None:
     """Ensures that the variables ``GRADWIRE_...`` are set and that a daemon is running."""
     if _has_job():
         return
-    _settings_file.take()
-    # The ranks of a launcher's job form their next one.
-    if os.environ.get("GRADWIRE_ALONE", "").strip() == "1" and "GRADWIRE_SIZE" not in os.environ:
-        _alone()
-        return
+    # The ranks of a launcher's job form their next one, with the variables that they have. The
+    # launcher's file may be on another host.
+    if "GRADWIRE_SIZE" not in os.environ:
+        _settings_file.take()
+        if os.environ.get("GRADWIRE_ALONE", "").strip() == "1":
+            _alone()
+            return
     if all(name in os.environ for name in _TORCHRUN):
         _join_torchrun()
         return

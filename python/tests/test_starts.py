@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -351,6 +352,25 @@ def test_a_settings_file_without_a_launcher(job: Job, tmp_path: Path) -> None:
     done = job(PLACES, ranks=None, GRADWIRE_CONFIG=str(file))
     assert done.returncode == 1 and "unknown setting 'data.lines'" in done.stdout, done.stdout
     assert "Traceback" in done.stdout and "InvalidRequest: " in done.stdout, done.stdout
+
+
+def test_the_launchers_file_is_not_read_by_ranks(job: Job, tmp_path: Path) -> None:
+    """It may be on another host, or the path relative to another folder."""
+    (tmp_path / "elsewhere").mkdir()
+    file = tmp_path / "settings.toml"
+    file.write_text('[checks]\nfinite = "fail"\n')
+    text = """
+        import os
+        import gradwire as gw
+        for _ in range(2):
+            gw.init()
+            print("FINITE", os.environ["GRADWIRE_CHECKS__FINITE"], flush=True)
+            gw.shutdown()
+    """
+    path = os.path.relpath(file)
+    wdir = ("--wdir", str(tmp_path / "elsewhere"))
+    done = job(text, options=wdir, GRADWIRE_CONFIG=path)
+    assert done.returncode == 0 and done.stdout.count("FINITE fail") == 4, done.stdout
 
 
 def test_ranks_read_settings_of_the_launcher(job: Job, tmp_path: Path) -> None:
