@@ -196,9 +196,9 @@ class TorchAdapter:
         check_no_overlap(array)
 
     def use(self, array: torch.Tensor) -> Use:
-        element = describe(array)[0]
+        element, shape = describe(array)
         self.check_writable(array)
-        return _adopt.use(array, element)
+        return _adopt.use(array, element, shape)
 
     def written(self, array: torch.Tensor) -> None:
         _adopt.written(array)

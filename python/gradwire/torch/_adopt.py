@@ -34,7 +34,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -167,7 +167,7 @@ _warned: set[str] = set()
 _of_parent: list[dict[int, _Storage]] = []
 
 
-def use(tensor: torch.Tensor, element: str) -> Use:
+def use(tensor: torch.Tensor, element: str, shape: Sequence[int]) -> Use:
     """Begins an in-place operation on a tensor. The storage of the tensor may move.
 
     The caller keeps the use until the operation has completed, and calls its ``end`` when the
@@ -176,6 +176,8 @@ def use(tensor: torch.Tensor, element: str) -> Use:
     Args:
         tensor: A tensor.
         element: The name of its element type.
+        shape: The shape that the caller gives a copy of the tensor. Ranks compare shapes, and some
+            may copy while others have moved.
 
     Returns:
         A use with the tensor's memory, if it is shared; otherwise the tensor must be copied.
@@ -199,7 +201,7 @@ def use(tensor: torch.Tensor, element: str) -> Use:
         result = _StorageUse(entry, used)
         if shared and free and entry.buffer is not None:
             whole = entry.buffer.view(first, "u8", [nbytes])
-            result.buffer = whole.part(0, element, list(tensor.shape), storage)
+            result.buffer = whole.part(0, element, list(shape), storage)
         return result
 
 

@@ -88,13 +88,14 @@ def load(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer
 
 
 def use(tensor: torch.Tensor) -> Use:
-    """Begins an in-place operation; see ``gradwire.torch._adopt.use``.
+    """Begins an in-place operation on a one-dimensional buffer; see ``gradwire.torch._adopt.use``.
 
     Avoids the overhead of adopting for small tensors, whose latency matters.
     """
     if tensor.numel() * tensor.element_size() < _adopt.MIN_BYTES:
         return COPIED
-    return _adopt.use(tensor, element(tensor)[0])
+    dtype, number = element(tensor)
+    return _adopt.use(tensor, dtype, [number])
 
 
 def load_for_reading(tensor: torch.Tensor) -> _native.Buffer:

@@ -66,6 +66,20 @@ def test_all_reduce_moves_it() -> None:
         assert torch.allclose(tensor, expected)
 
 
+@pytest.mark.parametrize("coalesced", [False, True])
+def test_one_rank_moves_and_another_copies(coalesced: bool) -> None:
+    tensor = torch.zeros(4, N // 4)
+    view = tensor.numpy() if dist.get_rank() == 0 else None  # such a tensor stays
+    for _ in range(4):
+        tensor.copy_(fresh().view(4, -1))
+        if coalesced:
+            dist.all_reduce_coalesced([tensor])
+        else:
+            dist.all_reduce(tensor)
+        assert torch.equal(tensor, total().view(4, -1))
+    assert adopted(tensor) == (view is None)
+
+
 def test_a_factor_is_applied_to_a_copy() -> None:
     tensor = torch.zeros(N)
     for _ in range(3):
