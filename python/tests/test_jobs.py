@@ -16,10 +16,16 @@ HERE = Path(__file__).parent
 JOBS = jobs_of("", "127.0.0.1:2,127.0.0.2:1")
 
 
+# Shares of the files, which run at the same time where there are enough processors.
+FILES = sorted(map(str, (HERE / "ranks").glob("test_*.py")))
+SHARES = {"first half": FILES[::2], "second half": FILES[1::2]}
+
+
+@pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("hosts", JOBS)
-def test_on_the_ranks_of(hosts: str) -> None:
+def test_on_the_ranks_of(hosts: str, share: str) -> None:
     words = [str(Path(sys.executable).parent / "pytest"), "-x", "-q", "-p", "no:cacheprovider"]
-    words += ["-W", "ignore::DeprecationWarning", str(HERE / "ranks")]
+    words += ["-W", "ignore::DeprecationWarning", *SHARES[share]]
     if hosts:
         ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
         words = [LAUNCHER, "run", "-np", str(ranks), "-H", hosts, "--", *words]
