@@ -65,6 +65,7 @@ def test_what_does_not_exist_is_refused() -> None:
         ({"staleness": 2}, "staleness=2: it must be 0 or 1"),
         ({"staleness": 1, "pipesgd_warmup_iter": -1}, "pipesgd_warmup_iter=-1"),
         ({"compression_params": {"compressor": "topk", "ef": ""}}, "compressor='topk'"),
+        ({"compression_params": {"fp61": True}}, "unknown keys in compression_params: 'fp61'"),
     ]:
         net = torch.nn.Linear(2, 1)
         with pytest.raises(ValueError, match=said):

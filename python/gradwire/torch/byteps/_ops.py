@@ -193,8 +193,8 @@ def no_staleness(staleness: int) -> None:
     """
     if staleness != 0:
         raise InvalidRequest(
-            f"staleness={staleness}: gradients of earlier steps (pipe SGD) are not supported; "
-            "use 0, so that every step waits for its own gradients",
+            f"staleness={staleness}: a single call always gets the present gradients; use "
+            "DistributedOptimizer(…, staleness=1) to apply those of the step before",
             kind="invalid",
         )
 

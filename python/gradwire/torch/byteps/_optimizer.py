@@ -20,6 +20,8 @@ from gradwire.torch.byteps import _asynchronous, _stale
 
 # The keys of `compression_params` that select a compressor of BytePS.
 _COMPRESSORS = ("compressor", "ef", "momentum")
+# Its other keys, which have no effect without a compressor, and Gradwire's.
+_PARAMETERS = ("fp16", "k", "normalize", "partition", "scaling", "seed")
 
 
 def DistributedOptimizer(
@@ -57,10 +59,17 @@ def DistributedOptimizer(
     Raises:
         NotInitialized: ``init()`` has not been called.
         ValueError: An argument is invalid, or the optimizer is already distributed.
-        InvalidRequest: The arguments select one of BytePS's compressors, or can't be combined with
-            asynchronous training.
+        InvalidRequest: The arguments select one of BytePS's compressors, have unknown keys, or
+            can't be combined with asynchronous training.
     """
     given = {key: value for key, value in (compression_params or {}).items() if value}
+    unknown = [key for key in compression_params or {} if key not in _COMPRESSORS + _PARAMETERS]
+    if unknown:
+        raise InvalidRequest(
+            f"unknown keys in compression_params: {', '.join(map(repr, unknown))}; "
+            "{'fp16': True} compresses",
+            kind="invalid",
+        )
     chosen = [f"{key}={given[key]!r}" for key in _COMPRESSORS if key in given]
     if chosen:
         raise InvalidRequest(
