@@ -32,6 +32,7 @@ pub mod algorithms;
 pub mod args;
 pub mod check_build;
 pub mod cluster;
+pub mod completions;
 pub mod demo;
 pub mod doctor;
 pub mod explain;

@@ -15,7 +15,7 @@ use gradwire_bench::{self as bench, args::Bench};
 use gradwire_cli::{
     algorithms,
     args::{Cli, Command, Config, Measurement, Run},
-    check_build, cluster, doctor, explain, familiar, find,
+    check_build, cluster, completions, doctor, explain, familiar, find,
     job::{Output, discover, prepare, start},
     join,
     lab::become_lab,
@@ -55,11 +55,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         Command::Run(run) => self::run(*run),
         Command::Demo(options) => dispatch(familiar::parse(options.words()?)),
         Command::Join(options) => join::run(options),
-        Command::Completions { shell } => {
-            let mut text = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "gradwire", &mut text);
-            print(&String::from_utf8_lossy(&text))
-        }
+        Command::Completions { shell } => print(&completions::script(shell, &Cli::command())),
         Command::Secret { file } => join::secret(file.as_deref()),
         Command::Bench(Measurement::Job(bench)) => self::bench(&bench),
         Command::Config(Config::Show { settings, all, explain, json }) => {
