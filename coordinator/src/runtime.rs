@@ -446,7 +446,10 @@ impl Runtime {
             }
             Command::Refuse { connection, kind, text } => {
                 self.happened(format!("refused a node: {text}"));
-                if let Some(left_out) = REFUSALS.admits() {
+                if kind == RefusalKind::Job {
+                    // It reports that itself, or waits for the end of this job.
+                    tracing::info!(reason = text, "refused a node");
+                } else if let Some(left_out) = REFUSALS.admits() {
                     tracing::warn!(reason = text, left_out, "refused a node");
                 }
                 if let Some(node) = self.nodes.remove(&connection) {
@@ -573,9 +576,9 @@ fn log_failure(failure: &Failure) {
 fn refusal(kind: RefusalKind, text: String) -> Status {
     match kind {
         RefusalKind::Secret => Status::unauthenticated(text),
-        RefusalKind::Version | RefusalKind::Job | RefusalKind::Epoch => {
-            Status::failed_precondition(text)
-        }
+        RefusalKind::Version | RefusalKind::Epoch => Status::failed_precondition(text),
+        // The next job of the same tasks may succeed a moment later.
+        RefusalKind::Job => Status::aborted(text),
         RefusalKind::Invalid => Status::invalid_argument(text),
         RefusalKind::Taken => Status::already_exists(text),
         RefusalKind::Over => Status::unavailable(text),

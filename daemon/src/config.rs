@@ -46,6 +46,8 @@ pub struct DaemonConfig {
     /// The workers' Unix socket: a path, or `@name` in the abstract namespace.
     pub(crate) socket: String,
     pub(crate) start_timeout: Duration,
+    /// How long an earlier job may still have the coordinator's address.
+    pub(crate) patience: Duration,
     /// How long a rank that was in an earlier epoch may take to attach.
     pub(crate) elastic_timeout: Duration,
     /// The longest interval between retransmissions on the stream to the coordinator.
@@ -86,6 +88,21 @@ pub struct DaemonConfig {
 /// Results of at least this size, in bytes, bypass the cache: they would be evicted before the rank
 /// reads them. About the L2 cache of two cores.
 const STREAMING_BYTES: u64 = 4 << 20;
+
+/// How long an earlier job may still have the addresses of this one. Tasks of another launcher may
+/// form one job after the other at the same rendezvous, and an epoch of an elastic job follows
+/// another one.
+///
+/// # Errors
+/// [`VariableError`] if the variable is invalid.
+pub fn patience(env: Variables<'_>) -> Result<Duration, VariableError> {
+    if env.0.contains_key("GRADWIRE_PATIENCE_MS") {
+        let text = "it must be a number of milliseconds";
+        return env.parse("GRADWIRE_PATIENCE_MS", text).map(Duration::from_millis);
+    }
+    let is_elastic = env.0.contains_key("GRADWIRE_ELASTIC");
+    Ok(if is_elastic { Duration::from_secs(2) } else { Duration::ZERO })
+}
 
 /// A multiple of the size of every element type, in bytes.
 const WIDEST: u64 = 64;
@@ -151,6 +168,7 @@ impl DaemonConfig {
             rack: settings.node.rack.clone(),
             socket: env.text("GRADWIRE_SOCKET")?.to_owned(),
             start_timeout: settings.start.timeout,
+            patience: patience(env)?,
             elastic_timeout: settings.elastic.timeout,
             retransmission: Limits::new(settings.heartbeat.interval, settings.heartbeat.timeout)
                 .retransmission,

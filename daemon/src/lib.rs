@@ -279,6 +279,7 @@ impl Daemon {
             rack: config.rack.clone(),
             line_mbit: Line::of(&data_addresses, config.line_rate).mbit(),
             start_timeout: config.start_timeout,
+            patience: config.patience,
             retransmission: config.retransmission,
             recovery: config.recovery,
         };

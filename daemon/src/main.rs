@@ -13,12 +13,14 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use gradwire_coordinator::host::{HostError, Hosted};
-use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, metrics};
+use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, config::patience, metrics};
 use gradwire_proto::{Failure, VERSION};
 use gradwire_services::launch::{
     HERE, Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line,
 };
-use gradwire_settings::{AddressRange, Layers, Loaded, Settings, layers, table::LogFormat};
+use gradwire_settings::{
+    AddressRange, Layers, Loaded, Settings, layers, table::LogFormat, variables::Variables,
+};
 use gradwire_telemetry::{
     Endpoint, EndpointConfig, LogConfig, OtlpConfig, Readiness, Router, TelemetryError,
     init_logging, record_events,
@@ -191,7 +193,7 @@ async fn serve(
     settings: &Settings,
 ) -> anyhow::Result<(Ending, String)> {
     let here = environment.get("GRADWIRE_COORDINATOR").is_some_and(|place| place == HERE);
-    let patience = Patience::of(&environment);
+    let patience = Patience(patience(Variables(&environment))?);
     let hosted = if here {
         let bind = || Hosted::bind(&environment, settings);
         Some(patience.bind(bind, HostError::is_taken).await?)
@@ -323,17 +325,11 @@ async fn serve(
     Ok((ending, own_host))
 }
 
-/// How long the addresses of a daemon may be taken. In an elastic job its predecessor may have them
-/// for a moment.
+/// How long the addresses of a daemon may be taken.
 #[derive(Debug, Clone, Copy)]
 struct Patience(Duration);
 
 impl Patience {
-    fn of(environment: &HashMap<String, String>) -> Self {
-        let elastic = environment.contains_key("GRADWIRE_ELASTIC");
-        Self(if elastic { Duration::from_secs(2) } else { Duration::ZERO })
-    }
-
     /// Binds addresses, again and again while they are taken.
     async fn bind<T, E>(
         self,

@@ -16,6 +16,14 @@ from launching import LAUNCHER, LIMIT, PLACES, free_ports, remains, until
 
 # The ranks form a second job after the first.
 TWICE = f"{PLACES}\ngw.shutdown(){PLACES.replace('RANK', 'AGAIN')}"
+# The ranks of the first node are still in the first job when those of the second form another one.
+LATE = f"""
+import os, time
+{PLACES}
+if os.environ["SLURM_NODEID"] == "0":
+    time.sleep(5)
+gw.shutdown(){PLACES.replace("RANK", "AGAIN")}
+"""
 ENDS = """
 import os, signal, sys
 import gradwire as gw
@@ -160,6 +168,13 @@ def test_srun_starts_jobs_on_two_nodes(on_slurm: Tasks) -> None:
         for word in ("RANK", "AGAIN"):
             assert f"{word} {rank} of 5 local " in done.text, done.text
     assert done.text.count("sum 15.0") == 10, done.text
+
+
+def test_a_second_job_waits_for_the_first(on_slurm: Tasks) -> None:
+    done = on_slurm.run(["srun", "-N2", "-n2"], LATE)
+    assert done.code == 0, done.text
+    assert all(f"AGAIN {rank} of 2 local 0 of 1 sum 3.0" in done.text for rank in range(2))
+    assert "WARN" not in done.text and "gradwired: " not in done.text, done.text
 
 
 def test_srun_names_a_killed_rank(on_slurm: Tasks) -> None:

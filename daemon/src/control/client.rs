@@ -28,14 +28,18 @@ use prost::Message;
 use tokio::{
     sync::mpsc,
     task::JoinHandle,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 
 use self::absence::Absence;
 use super::{
-    connect::{Introduction, Messages, ToCoordinator, from_status, is_broken, lost, open},
+    connect::{
+        Introduction, Messages, ToCoordinator, from_status, is_broken, is_of_another_job, lost,
+        open,
+    },
     dispatch::Dispatcher,
     explain,
     liveness::Liveness,
@@ -53,6 +57,9 @@ use crate::{
 
 /// How long the coordinator may take to report the end of the job after this node has failed.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// The pause before a node that an earlier job has refused tries to join again.
+const JOIN_PAUSE: Duration = Duration::from_millis(100);
 
 /// A message is sent once its announcements have this many bytes; one more always fits.
 const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
@@ -76,6 +83,7 @@ pub(crate) async fn negotiate(
         let (outbox, stream) = open(&introduction).await?;
         let mut session = Session {
             introduction: &introduction,
+            patient_until: Instant::now() + introduction.patience,
             job: &job,
             liveness: &liveness,
             coordinator_ended,
@@ -96,6 +104,8 @@ pub(crate) async fn negotiate(
 
 struct Session<'a> {
     introduction: &'a Introduction,
+    /// Until then, an earlier job may still have the coordinator's address.
+    patient_until: Instant,
     job: &'a Job,
     liveness: &'a Liveness,
     coordinator_ended: CancellationToken,
@@ -128,6 +138,13 @@ impl Session<'_> {
                         Ok(Some(ending)) => return Ok((ending, Some(stream))),
                         Err(failure) => return Err(self.cause(failure)),
                     },
+                    Some(Err(status)) if self.is_early(&status) => {
+                        match self.joins_later().await? {
+                            Ok(another) => stream = another,
+                            Err(ending) => return Ok((ending, None)),
+                        }
+                        continue;
+                    }
                     Some(Err(status)) => {
                         let mut failure = from_status(&status, self.introduction.coordinator);
                         if !is_broken(&status) {
@@ -167,6 +184,28 @@ impl Session<'_> {
                 Err(ending) => return Ok((ending, None)),
             }
         }
+    }
+
+    /// Whether the coordinator of an earlier job has refused this node, or has just ended.
+    fn is_early(&self, status: &Status) -> bool {
+        self.registry.is_none()
+            && (is_of_another_job(status) || is_broken(status))
+            && Instant::now() < self.patient_until
+    }
+
+    /// Opens another stream in a moment, because an earlier job still had the address.
+    async fn joins_later(&mut self) -> Result<Result<Messages, Ending>, Failure> {
+        tracing::debug!("an earlier job still has the coordinator's address");
+        let opened = async {
+            sleep(JOIN_PAUSE).await;
+            open(self.introduction).await
+        };
+        let (outbox, stream) = tokio::select! {
+            opened = opened => opened?,
+            ending = self.job.over() => return Ok(Err(ending)),
+        };
+        (self.outbox, self.received) = (outbox, Received::default());
+        Ok(Ok(stream))
     }
 
     /// This node's own failure or the loss of the stream, whichever is the cause (TELL).

@@ -47,6 +47,8 @@ pub(crate) struct Introduction {
     /// The rate of its line in Mbit/s; 0 if unknown.
     pub(crate) line_mbit: u32,
     pub(crate) start_timeout: Duration,
+    /// How long an earlier job may still have the coordinator's address.
+    pub(crate) patience: Duration,
     /// The longest interval between retransmissions.
     pub(crate) retransmission: Duration,
     /// How long the node may be without a stream, if that may happen at all.
@@ -138,6 +140,11 @@ pub(super) fn is_broken(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled)
 }
 
+/// Whether the coordinator has refused because it serves another job.
+pub(super) fn is_of_another_job(status: &Status) -> bool {
+    status.code() == Code::Aborted
+}
+
 /// The failure for a refusal by the coordinator or the end of the stream.
 pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
     match status.code() {
@@ -145,6 +152,7 @@ pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
         | Code::FailedPrecondition
         | Code::InvalidArgument
         | Code::AlreadyExists
+        | Code::Aborted
         | Code::ResourceExhausted
         | Code::DeadlineExceeded => {
             let what = format!("the coordinator at {coordinator} refused: {}", status.message());
@@ -312,6 +320,7 @@ mod tests {
             rack: String::new(),
             line_mbit: 0,
             start_timeout: Duration::from_secs(60),
+            patience: Duration::ZERO,
             retransmission: Duration::from_secs(1),
             recovery: None,
         }

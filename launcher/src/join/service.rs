@@ -19,7 +19,7 @@ use rustix::{
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
-    time::{Instant, interval, sleep, timeout, timeout_at},
+    time::{interval, timeout},
 };
 
 use super::{
@@ -40,10 +40,6 @@ pub(super) const END: &str = ".";
 
 /// The interval at which the service looks whether tasks are left.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// The pause before a daemon is started again because its port is taken: an earlier job of the same
-/// tasks may still use the port.
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// Serves the tasks of this host.
 pub(super) async fn run(join: &Join<'_>) -> Result<ExitCode, CommandError> {
@@ -154,7 +150,6 @@ pub(super) async fn end(daemon: &mut Child, grace: Duration) {
 /// Starts the daemon of this host. Returns the variables with which a rank attaches, as lines.
 pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandError> {
     let limit = join.settings.start.timeout;
-    let deadline = Instant::now() + limit;
     let placement = &join.placement;
     let secret = join.secret.clone().unwrap_or_else(Secret::generate);
     let socket = format!("@gradwire-{}-{}", join.job, placement.node);
@@ -224,24 +219,29 @@ pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandErr
         set("GRADWIRE_SERVERS", placement.servers.to_string());
         set("GRADWIRE_COORDINATOR", HERE.to_owned());
     }
-    loop {
-        let mut daemon = spawn(join, &variables)?;
-        match timeout_at(deadline, serving(&mut daemon)).await {
-            Ok(true) => return Ok((daemon, attach.concat())),
-            Ok(false) if Instant::now() + PAUSE < deadline && join.session > 0 => {
-                sleep(PAUSE).await;
-            }
-            ended => {
-                let _ = daemon.kill().await;
-                let how = match ended {
-                    Ok(_) => "ended before it was ready".to_owned(),
-                    Err(_) => format!("was not ready within {} s", limit.as_secs_f64()),
-                };
-                let what = format!("the daemon of host {own_name} {how}; see its output");
-                return Err(CommandError::failed(what));
-            }
-        }
+    set("GRADWIRE_PATIENCE_MS", patience(join).as_millis().to_string());
+    let mut daemon = spawn(join, &variables)?;
+    let ended = timeout(limit, serving(&mut daemon)).await;
+    if let Ok(true) = ended {
+        return Ok((daemon, attach.concat()));
     }
+    let _ = daemon.kill().await;
+    let how = match ended {
+        Ok(_) => "ended before it was ready".to_owned(),
+        Err(_) => format!("was not ready within {} s", limit.as_secs_f64()),
+    };
+    let what = format!("the daemon of host {own_name} {how}; see its output");
+    Err(CommandError::failed(what))
+}
+
+/// How long the rendezvous may still belong to an earlier job. The tasks that form a job after
+/// another one may be faster than the other tasks, which are in the first one. A job before this
+/// one, such as the one that a scheduler starts anew, may still be ending ([`end`]). The daemon
+/// gives up a little before this service does, so that it can say why.
+fn patience(join: &Join<'_>) -> Duration {
+    let limit = join.settings.start.timeout.saturating_sub(Duration::from_secs(1));
+    let before = 2 * join.settings.launch.grace + Duration::from_secs(4);
+    if join.session > 0 { limit } else { before.min(limit) }
 }
 
 fn spawn(join: &Join<'_>, variables: &HashMap<String, String>) -> Result<Child, CommandError> {
