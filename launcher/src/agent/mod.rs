@@ -28,10 +28,10 @@ pub mod split;
 mod writer;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::{ExitCode, Stdio},
-    sync::{Arc, atomic::AtomicU64},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -88,8 +88,10 @@ const UNREAD: Duration = Duration::from_secs(2);
 /// The interval at which ended orphans are reaped, and stopped processes are looked for.
 const REAP: Duration = Duration::from_secs(1);
 
-/// How long a rank may be seen stopped after the daemon has ended: 10 s in all.
-const STOPPED: Duration = Duration::from_secs(9);
+/// How long a rank may be seen stopped after the daemon has ended: 20 s in all. If the ranks have
+/// formed a further job by themselves, its other ranks notice that sooner, even on a busy machine,
+/// and say more.
+const STOPPED: Duration = Duration::from_secs(19);
 
 /// The interval at which the daemon gets what the ranks have written.
 const PASS_ON: Duration = Duration::from_secs(1);
@@ -106,6 +108,8 @@ struct Agent {
     alive: BTreeMap<Role, u32>,
     /// Since when ranks have been seen stopped after the daemon had ended.
     stopped: BTreeMap<Role, Instant>,
+    /// The ids of those that were killed because of that.
+    unresponsive: Arc<Mutex<BTreeSet<u32>>>,
     suspended: Suspended,
     /// Notices for the daemon.
     daemon: Option<mpsc::Sender<Notice>>,
@@ -141,7 +145,7 @@ where
             let (ended, ends) = mpsc::channel(REPORTS);
             let _ = reports.send(ready).await;
             let (reports, alive) = (reports.clone(), BTreeMap::new());
-            let (suspended, stopped, daemon, last_lines) = Default::default();
+            let (suspended, stopped, unresponsive, daemon, last_lines) = Default::default();
             let victims = Arc::new(Victims::new());
             let credit = Credit::new();
             let recording = Recording::new(&begin.recorder);
@@ -154,6 +158,7 @@ where
                 ended,
                 alive,
                 stopped,
+                unresponsive,
                 suspended,
                 daemon,
                 victims,
@@ -406,6 +411,7 @@ impl Agent {
                     text: Text::from(what.as_bytes()),
                     end: LineEnd::Newline,
                 });
+                self.unresponsive.lock().unwrap_or_else(PoisonError::into_inner).insert(*pid);
                 processes::kill(*pid);
             }
         }
@@ -487,12 +493,15 @@ impl Agent {
             |stream| Output::new(role, stream, reports.clone(), self.credit.clone(), last.clone());
         let out = child.stdout.take().map(|pipe| output(Stream::Stdout).start(pipe));
         let err = child.stderr.take().map(|pipe| output(Stream::Stderr).start(pipe));
-        let victims = self.victims.clone();
+        let (victims, unresponsive) = (self.victims.clone(), self.unresponsive.clone());
         tokio::spawn(async move {
             let status = child.wait().await;
             let at_us = micros(born);
             let how = status.map_or(ProcessEnd::Code(1), Into::into);
-            let how = victims.end(how);
+            let how = match unresponsive.lock().unwrap_or_else(PoisonError::into_inner).take(&pid) {
+                Some(_) => ProcessEnd::Unresponsive,
+                None => victims.end(how),
+            };
             let _ = ended.send((role, how)).await;
             // Its output comes before its end. But the launcher must learn in time of a failure,
             // also if nobody reads the output.
