@@ -234,10 +234,10 @@ pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandErr
     Err(CommandError::failed(what))
 }
 
-/// How long the rendezvous may still belong to an earlier job. The tasks that form a job after
-/// another one may be faster than the other tasks, which are in the first one. A job before this
-/// one, such as the one that a scheduler starts anew, may still be ending ([`end`]). The daemon
-/// gives up a little before this service does, so that it can say why.
+/// How long the rendezvous may still belong to an earlier job. If tasks form several jobs, some
+/// tasks may still be in the one before. If a scheduler starts a job again, its first run may still
+/// be ending ([`end`]). The daemon gives up a little before this service does, so that it can say
+/// why.
 fn patience(join: &Join<'_>) -> Duration {
     let limit = join.settings.start.timeout.saturating_sub(Duration::from_secs(1));
     let before = 2 * join.settings.launch.grace + Duration::from_secs(4);
