@@ -20,6 +20,7 @@
 //! - [`timeline`]: the last minutes of the job; pure
 //! - `explanation`: why the job waits, as text; pure
 //! - `explaining`: asks the nodes for explanations; pure
+//! - `meeting`: a new rank that does not come to the function of an elastic job; pure
 //! - `outbox`: the messages to a node, kept until they have arrived
 //! - `inbox`: the messages from sessions to the runtime
 //! - [`session`]: the sessions of nodes: challenge, proof, messages
@@ -61,6 +62,7 @@ mod explanation;
 mod heartbeat;
 mod history;
 mod inbox;
+mod meeting;
 mod membership;
 mod outbox;
 mod permits;

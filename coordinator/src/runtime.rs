@@ -38,6 +38,7 @@ use crate::{
     explaining::Explaining,
     history::History,
     inbox::{Inbound, OVER, Peer},
+    meeting::Meeting,
     metrics::{self, WaitMetrics},
     model::{
         Command, ConnectionId, EngineConfig, Event, Phase,
@@ -144,6 +145,7 @@ pub(crate) struct Runtime {
     history: History,
     timeline: Arc<Mutex<Timeline>>,
     explaining: Explaining,
+    meeting: Meeting,
     watchdog: Watchdog,
     /// Whether some rank is paused.
     is_paused: bool,
@@ -182,6 +184,7 @@ impl Runtime {
             history: History::default(),
             timeline,
             explaining: Explaining::default(),
+            meeting: Meeting::new(&config.engine, Instant::now()),
             watchdog: Watchdog::new(config.watchdog),
             is_paused: false,
             stall_warning: config.engine.stall_warning,
@@ -224,6 +227,7 @@ impl Runtime {
             }
             let now = Instant::now();
             if let Some(time) = suspension.check(now.into_std(), self.heartbeat_timeout) {
+                self.meeting.restart(now);
                 self.step(Event::Suspended { time });
             }
             if due.is_some_and(|due| now >= due) {

@@ -45,6 +45,8 @@ from gradwire.common.exceptions import HostsUpdatedInterrupt
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State", "run", "run_fn"]
 
 Result = TypeVar("Result")
+# The epoch in which this process has last come to a function of ``run``.
+_came_in = 0
 # Horovod's codes of a change, which can be combined.
 _REMOVED, _ADDED = 1, 2
 
@@ -232,15 +234,19 @@ class State:
     def _load_stored(self) -> None:
         """Loads the newest commit on this rank's disk."""
 
-    def _begin(self, skip_sync: bool) -> None:
+    def _begin(self, skip_sync: bool, meeting: str = "elastic.compare") -> None:
         """Synchronizes the state before the function is called, unless no rank needs that.
+
+        Args:
+            skip_sync: This rank does not need it.
+            meeting: The name of the operation in which the ranks find out whether one needs it.
 
         Raises:
             PeerLost: No rank has the state, although the job is not new.
         """
         stored = 0 if self._holds else self._stored()
         own = (skip_sync and self._holds, self._holds, stored, _world.is_newcomer())
-        told = allgather_object(own, "elastic.begin")
+        told = allgather_object(own, meeting)
         if not all(skip for skip, _, _, _ in told):
             # The root is the lowest rank that has the state: rank 0 may now be a newcomer. In a new
             # job, it is the rank with the newest commit on its disk.
@@ -309,6 +315,18 @@ class ObjectState(State):
         self.save()
 
 
+def _meeting() -> str:
+    """Returns the name of the meeting of the ranks before they call a function of ``run``.
+
+    The first one in an epoch has a time limit: a new rank may never come (``FUNCTION_MEETING`` of
+    the coordinator). Before a later one, a rank may compute for long.
+    """
+    global _came_in
+    epoch = _world.session().epoch
+    is_first, _came_in = epoch != _came_in, epoch
+    return "elastic.begin" if is_first else "elastic.compare"
+
+
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Decorates a training function, which is called again whenever the ranks have changed.
 
@@ -317,7 +335,9 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
       the present state.
 
     Then a new rank receives the state of an old one, and all call the function. When it returns, a
-    rank waits for the others. An error that is not recoverable is raised as it is.
+    rank waits for the others. All other exceptions are raised as they are. One that ends the
+    process is a loss for the other ranks, unless it is an error of Gradwire that no loss has caused
+    (without ``recoverable``), such as a ``Disagreement``: that ends the job.
 
     Args:
         func: The function. Its first argument is the ``State``.
@@ -374,7 +394,7 @@ def run_fn(
             try:
                 if changed:
                     state.on_reset()
-                state._begin(skip_sync)
+                state._begin(skip_sync, _meeting())
                 result = func(state, *args, **kwargs)
                 # A rank that has left can't help the others to repeat their last steps.
                 state._agree_to(_Vote.END)

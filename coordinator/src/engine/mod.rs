@@ -100,6 +100,10 @@ impl Engine {
             Event::Cancel { why } => self.membership.cancel(why, &mut out),
             Event::Paused => self.stall.pause(now),
             Event::StandsStill { what } => self.stands_still(what, now, &mut out),
+            Event::StaysAway { failure } if self.phase() == Phase::Running => {
+                self.membership.fail(failure, now, &mut out);
+            }
+            Event::StaysAway { .. } => {}
             Event::Recalled(learned) => self.dispatch.remember(&learned),
             Event::Suspended { time } => self.membership.suspended(time, now, &mut out),
             Event::Tick => self.tick(now, &mut out),

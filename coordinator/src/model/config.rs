@@ -57,6 +57,8 @@ pub struct EngineConfig {
     pub stall_warning: Duration,
     /// The wait for a rank after which the job fails; zero: never.
     pub stall_shutdown: Duration,
+    /// The wait for a rank at [`gradwire_proto::FUNCTION_MEETING`] after which the epoch ends.
+    pub elastic_timeout: Duration,
     /// What follows if no rank can ever go on.
     pub deadlock: OnDeadlock,
     /// The most bytes of one piece, 64 to 2^30.
@@ -132,6 +134,7 @@ impl EngineConfig {
             cause_window: settings.coordinator.cause_window,
             stall_warning: negotiation.stall_warning,
             stall_shutdown: negotiation.stall_shutdown,
+            elastic_timeout: settings.elastic.timeout,
             deadlock: negotiation.deadlock,
             piece_bytes: negotiation.piece_bytes,
             credit_pieces: negotiation.credit_pieces,
@@ -199,6 +202,7 @@ impl EngineConfig {
             ("cause_window", self.cause_window),
             ("stall_warning", stall),
             ("stall_shutdown", self.stall_shutdown),
+            ("elastic_timeout", self.elastic_timeout),
         ] {
             check(name, time <= MAX_TIME, ms(time), "it must be at most a year")?;
         }

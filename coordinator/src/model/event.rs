@@ -205,6 +205,11 @@ pub enum Event {
         /// What its ranks do, for the failure's text.
         what: String,
     },
+    /// The others have waited too long for a rank, and go on without it in the next epoch.
+    StaysAway {
+        /// Why this epoch ends.
+        failure: Failure,
+    },
     /// The user ends the job.
     Cancel {
         /// The reason, for the failure's text.
@@ -234,6 +239,7 @@ impl Event {
             | Self::Recalled(_)
             | Self::Paused
             | Self::StandsStill { .. }
+            | Self::StaysAway { .. }
             | Self::Cancel { .. } => None,
         }
     }

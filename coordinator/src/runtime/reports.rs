@@ -44,11 +44,16 @@ impl Runtime {
         let reports = self.reports();
         let mut ranks = reports.values().flat_map(|report| &report.ranks);
         self.is_paused = ranks.any(|rank| rank.paused);
+        let now = Instant::now();
         if self.is_paused {
+            self.meeting.restart(now);
             self.step(Event::Paused);
         }
         if self.engine.phase() != Phase::Running {
             return;
+        }
+        if self.meeting.is_due(now) {
+            self.ask(None, false, false);
         }
         let seen = reports.iter().flat_map(|(node, report)| {
             let age = Duration::from_millis(report.age_ms);
@@ -95,6 +100,9 @@ impl Runtime {
             for event in self.send_to_world(Message::Stalled(stalled)) {
                 self.step(event);
             }
+        }
+        if let Some(failure) = self.meeting.look(&explanation, now) {
+            self.step(Event::StaysAway { failure });
         }
         if let Some(standstill) = &answered.standstill {
             self.stands_still(standstill, &explanation);

@@ -42,9 +42,6 @@ const REACHED: Duration = Duration::from_secs(60);
 /// earlier daemon had may be taken for a moment.
 const STARTS: u32 = 4;
 
-/// The first and the longest pause between epochs that do not last.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-
 impl Job {
     /// The running processes that are at fault, or give no sign of life. A rank that has left is
     /// not at fault.
@@ -222,6 +219,7 @@ impl Job {
             .failure()
             .is_some_and(|failure| failure.kind == FailureKind::Timeout && failure.rank.is_some());
         let gave_up = self.failure().is_some_and(|failure| failure.details.gave_up);
+        let size = self.plan.size();
         let Some(epochs) = &mut self.epochs else { return };
         epochs.restarts += u32::from(only_daemons);
         (epochs.why, epochs.ended, epochs.is_change) = (format!("after {why}"), at, false);
@@ -231,13 +229,13 @@ impl Job {
         let is_unusable_again = unusable.is_some_and(is_known);
         let lasting = if is_unusable_again { REACHED } else { LASTING };
         let lasted = !is_incomplete && now.saturating_sub(epochs.began) >= lasting;
-        let (since, short) = match epochs.trouble {
-            Some((since, short)) if !lasted => (since, short + 1),
-            _ => (now, 0),
-        };
-        epochs.trouble = Some((since, short));
-        let pause = PAUSES.0.saturating_mul(1 << short.min(16)).min(PAUSES.1);
-        epochs.not_before = if short == 0 { now } else { now + pause };
+        let short = epochs.count_short(lasted, now);
+        // The others have waited for one rank, which is ended now. They get the whole time to go on
+        // without it, but not again and again.
+        let others_suffice = size.saturating_sub(1) >= epochs.members.rules().min;
+        if is_incomplete && others_suffice && short < size {
+            epochs.trouble = Some((now, short));
+        }
         epochs.unusable = unusable;
         self.phase = Phase::Ending;
         self.deadline = Some(now + if gave_up { GAVE_UP } else { BLAMED });
@@ -312,9 +310,11 @@ impl Job {
         self.agent_lost(agent, now);
     }
 
-    /// Ends an epoch whose daemons leave because all their ranks have.
+    /// Ends an epoch whose daemons leave because all their ranks have. If nobody has ordered that,
+    /// it counts as one that has failed: a program may do it in each step.
     pub(super) fn end_for_change(&mut self, now: Duration) {
         let Some(epochs) = &mut self.epochs else { return };
+        let is_ordered = epochs.announced.is_some();
         let why = match epochs.announced {
             Change { added: true, removed: true } => "after ranks came and others left",
             Change { added: true, .. } => "after ranks came",
@@ -323,7 +323,11 @@ impl Job {
         };
         (epochs.why, epochs.ended, epochs.is_change) = (why.to_owned(), now, true);
         epochs.force = Force::None;
-        epochs.trouble = Some((now, 0));
+        if is_ordered {
+            (epochs.trouble, epochs.pause) = (Some((now, 0)), now);
+        } else {
+            epochs.count_short(now.saturating_sub(epochs.began) >= LASTING, now);
+        }
         self.phase = Phase::Ending;
         self.deadline = Some(now + epochs.members.rules().timeout);
     }

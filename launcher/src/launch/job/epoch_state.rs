@@ -31,6 +31,8 @@ pub(super) struct Epochs {
     /// The agent of the host that ended the last epoch: its daemon did not start, or other daemons
     /// did not reach it, although the launcher does.
     pub(super) unusable: Option<usize>,
+    /// The end of the pause after epochs that did not last.
+    pub(super) pause: Duration,
     /// The next epoch forms at this time, or later.
     pub(super) not_before: Duration,
     /// The user has been told what the job waits for.
@@ -71,7 +73,24 @@ pub(super) enum Force {
     Daemons,
 }
 
+/// The first and the longest pause between epochs that do not last.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
 impl Epochs {
+    /// An epoch has ended, and has lasted or not. Sets the pause before the next one, and returns
+    /// how many have ended early.
+    pub(super) fn count_short(&mut self, lasted: bool, now: Duration) -> u32 {
+        let (since, short) = match self.trouble {
+            Some((since, short)) if !lasted => (since, short + 1),
+            _ => (now, 0),
+        };
+        self.trouble = Some((since, short));
+        let pause = PAUSES.0.saturating_mul(1 << short.min(16)).min(PAUSES.1);
+        self.pause = if short == 0 { now } else { now + pause };
+        self.not_before = self.pause;
+        short
+    }
+
     pub(super) fn new(rules: Elastic, nodes: &[Node]) -> Self {
         Self {
             members: Membership::new(rules, nodes),
@@ -83,6 +102,7 @@ impl Epochs {
             force: Force::None,
             trouble: None,
             unusable: None,
+            pause: Duration::ZERO,
             not_before: Duration::ZERO,
             has_told: false,
             announced: Change::default(),

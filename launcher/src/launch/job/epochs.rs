@@ -48,8 +48,13 @@ impl Job {
         let forms = matches!(self.phase, Phase::Assembling | Phase::First | Phase::Daemons);
         // If all daemons have left, the ranks are about to end.
         let runs = self.phase == Phase::Running && self.daemon_runs();
-        let has_resets = epochs.members.rules().reset_limit.is_none_or(|most| self.resets() < most);
-        self.ranks_ran && epochs.finished.is_none() && (forms || runs) && has_resets
+        self.ranks_ran && epochs.finished.is_none() && (forms || runs) && self.has_resets()
+    }
+
+    /// Whether `--reset-limit` allows another epoch.
+    fn has_resets(&self) -> bool {
+        let most = self.epochs.as_ref().and_then(|epochs| epochs.members.rules().reset_limit);
+        most.is_none_or(|most| self.resets() < most)
     }
 
     /// How many epochs have followed the first.
@@ -79,7 +84,7 @@ impl Job {
         if epochs.members.is_survivor(worker) {
             epochs.goes_on = true;
             if epochs.is_change {
-                epochs.not_before = epochs.not_before.min(now);
+                epochs.not_before = epochs.not_before.min(epochs.pause.max(now));
             }
             let is_wanted = epochs.finished.is_none();
             if self.phase == Phase::Finishing && is_wanted {
@@ -110,7 +115,8 @@ impl Job {
         let since = epochs.trouble.map_or(now, |(since, _)| since);
         let timeout = epochs.members.rules().timeout;
         if epochs.is_change {
-            epochs.not_before = if epochs.goes_on { now } else { now + LINGER };
+            let linger = if epochs.goes_on { now } else { now + LINGER };
+            epochs.not_before = epochs.pause.max(linger);
         }
         epochs.has_told = false;
         let surplus = epochs.members.take_surplus();
@@ -134,12 +140,15 @@ impl Job {
     /// Forms the next epoch if there are enough members.
     pub(super) fn form_if_enough(&mut self, now: Duration) {
         let is_open = self.is_about_to_end();
+        let (resets, has_resets) = (self.resets(), self.has_resets());
         let Some(epochs) = &mut self.epochs else { return };
         if epochs.finished.is_some() {
             return self.finish(now);
         }
         if epochs.members.survivors() == 0 {
-            return self.give_up("all processes that were in the job have ended", "", now);
+            let hint = "start the job again; a state with directory= keeps commits on disk, from \
+                        which a new job continues";
+            return self.give_up("all processes that were in the job have ended", hint, now);
         }
         let nodes = epochs.members.next();
         let (size, rules) = (nodes.iter().map(Node::ranks).sum::<u32>(), epochs.members.rules());
@@ -156,6 +165,15 @@ impl Job {
             }
         } else if self.deadline.is_some_and(|deadline| now >= deadline) {
             self.late(now);
+        } else if epochs.is_change && epochs.goes_on && !is_open && !has_resets {
+            // No change was ordered any more: the program has left the epoch by itself.
+            let what = format!(
+                "the job has continued {} after losses and changes, and --reset-limit allows no \
+                 more",
+                count(resets, "time")
+            );
+            let hint = "see why all ranks have left the epoch, or raise --reset-limit";
+            self.give_up(&what, hint, now);
         } else if now >= epochs.not_before && !is_open {
             epochs.announced = Change::default();
             epochs.began = now;
@@ -222,6 +240,13 @@ impl Job {
             Phase::Assembling => {
                 let Some(epochs) = &self.epochs else { return };
                 let rules = epochs.members.rules();
+                let size: u32 = epochs.members.next().iter().map(Node::ranks).sum();
+                let hint = if size < rules.min {
+                    "lower --min-np, add hosts or slots, or raise --elastic-timeout"
+                } else {
+                    "see why the epochs above have ended, and mend that in the program; if they \
+                     need more time, raise --elastic-timeout"
+                };
                 let what = format!(
                     "no epoch with {} (--min-np) has formed and lasted within {:.0} s \
                      (--elastic-timeout) {}",
@@ -229,7 +254,7 @@ impl Job {
                     rules.timeout.as_secs_f64(),
                     epochs.why
                 );
-                self.give_up(&what, "", now);
+                self.give_up(&what, hint, now);
             }
             Phase::Finishing => {
                 let first = self.epochs.as_ref().and_then(|epochs| epochs.finished);

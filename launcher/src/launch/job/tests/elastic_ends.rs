@@ -32,6 +32,97 @@ fn the_reset_limit_ends_the_job() {
     assert_eq!(said, ["the job ends at its first loss: --reset-limit is 0"]);
 }
 
+/// All ranks leave the epoch, and nobody has ordered that. What the launcher does then.
+fn leave_by_themselves(job: &mut Job, at: u64) -> Vec<String> {
+    let mut orders = Vec::new();
+    for (node, worker) in [(0, 0), (0, 1), (1, 2)] {
+        orders.extend(step(job, Event::Waiting { node, worker }, at));
+    }
+    for node in [0, 1] {
+        orders.extend(daemon_ends(job, node, 0, at + 10));
+    }
+    orders
+}
+
+#[test]
+fn epochs_that_nobody_has_ended_count_as_short() {
+    let mut job = running(|rules| (rules.min, rules.timeout) = (2, ms(10_000)));
+    let (mut at, mut pauses) = (2000, 0);
+    let orders = loop {
+        let mut orders = leave_by_themselves(&mut job, at);
+        if orders.is_empty() {
+            let pause = job.deadline().expect("WAIT").as_millis() as u64;
+            assert!(pause > at + 10 && pause <= at + 5010);
+            assert!(step(&mut job, Event::Tick, pause - 1).is_empty());
+            (at, pauses) = (pause, pauses + 1);
+            orders = step(&mut job, Event::Tick, at);
+        }
+        if orders != ["0:start the daemon"] {
+            break orders;
+        }
+        serve(&mut job, &[0, 1], at + 100);
+        at += 500;
+        assert!(at < 13_000, "{orders:?}");
+    };
+    assert!(pauses >= 4, "{pauses}");
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
+    let report = stop_all(&mut job, at + 100);
+    let line = "error: no epoch with 2 ranks (--min-np) has formed and lasted within 10 s \
+                (--elastic-timeout) after all ranks left";
+    assert_eq!(report.lines[0], line);
+    assert!(report.lines[1].starts_with("hint: see why the epochs above"), "{report:?}");
+}
+
+#[test]
+fn epochs_that_last_may_be_left_at_any_time() {
+    let mut job = running(|rules| rules.timeout = ms(10_000));
+    for at in [7000, 13_000, 19_000, 25_000] {
+        assert_eq!(leave_by_themselves(&mut job, at), ["0:start the daemon"], "at once");
+        serve(&mut job, &[0, 1], at + 100);
+    }
+}
+
+#[test]
+fn the_reset_limit_counts_epochs_ranks_leave() {
+    let mut job = running(|rules| rules.reset_limit = Some(1));
+    assert_eq!(leave_by_themselves(&mut job, 2000), ["0:start the daemon"]);
+    serve(&mut job, &[0, 1], 2100);
+    assert_eq!(leave_by_themselves(&mut job, 2500), ["0:stop 3000", "1:stop 3000"]);
+    let report = stop_all(&mut job, 2600);
+    let line = "error: the job has continued 1 time after losses and changes, and --reset-limit \
+                allows no more";
+    assert_eq!((report.code, &*report.lines[0]), (1, line));
+}
+
+/// It has joined, and does not call its function.
+fn stay_away(job: &mut Job, rank: u32, at: u64) {
+    let failure = Failure::new(FailureKind::Timeout, "it has not come to the function");
+    let failure = failure.host("b").rank(Rank(rank));
+    step(job, said(0, Role::Daemon, &to_line(&ServiceReport::Failed { failure })), at);
+    daemon_ends(job, 0, 1, at + 10);
+    daemon_ends(job, 1, 1, at + 10);
+    step(job, Event::Tick, at + 300);
+}
+
+#[test]
+fn others_go_on_without_a_rank_that_stays_away() {
+    let mut job = running(|rules| rules.min = 2);
+    lose_rank_2(&mut job);
+    serve(&mut job, &[0], 1600);
+    step(&mut job, Event::Waiting { node: 1, worker: 3 }, 1800);
+    daemon_ends(&mut job, 0, 0, 2000);
+    step(&mut job, Event::Waiting { node: 0, worker: 1 }, 2010);
+    serve(&mut job, &[0, 1], 2100);
+    let late = 2100 + 60_000;
+    stay_away(&mut job, 2, late);
+    assert_eq!(step(&mut job, Event::Tick, late + 900), ["1:Kill { role: Rank(3) }"]);
+    let orders = rank_ends(&mut job, 1, 3, KILLED, late + 910);
+    assert!(orders.contains(&"0:start the daemon".to_owned()), "{orders:?}");
+    let line = "epoch 4: 2 ranks on 1 host, 1.0 s after rank 3 on host b: it has not come to the \
+                function";
+    assert_eq!(serve(&mut job, &[0], late + 1000), [line]);
+}
+
 fn said_by(command: Command) -> Option<String> {
     if let Command::Say(text) = command { Some(text) } else { None }
 }
@@ -82,6 +173,20 @@ fn the_last_survivor_ends_the_job() {
     step(&mut job, Event::Tick, 1620);
     step(&mut job, Event::Tick, 2620);
     assert_eq!(stop_all(&mut job, 2700).code, 3);
+}
+
+#[test]
+fn a_job_that_all_old_ranks_leave_has_a_hint() {
+    let mut job = running(|_| {});
+    for (node, worker) in [(0, 0), (0, 1), (1, 2)] {
+        step(&mut job, Event::Leaving { node, worker }, 2000);
+    }
+    daemon_ends(&mut job, 0, 0, 2010);
+    let orders = daemon_ends(&mut job, 1, 0, 2020);
+    assert!(orders.contains(&"0:stop 3000".to_owned()), "{orders:?}");
+    let report = stop_all(&mut job, 2100);
+    assert_eq!(report.lines[0], "error: all processes that were in the job have ended");
+    assert!(report.lines[1].starts_with("hint: start the job again; a state"), "{report:?}");
 }
 
 #[test]
