@@ -10,7 +10,7 @@ mod read;
 mod write;
 
 pub use layout::{KEPT, MAX_DIMS, MAX_FAILURE, Outcome, words};
-pub use read::{Damaged, Image, Operation, RankImage, Recorded, World};
+pub use read::{Damaged, Image, MAX_RANKS, Operation, RankImage, Recorded, World};
 pub use write::{Flight, Submitted};
 
 #[cfg(test)]
@@ -144,9 +144,13 @@ mod tests {
         let good = bytes(&memory);
         assert_eq!(Image::parse(b"").unwrap_err(), Damaged::Magic);
         assert_eq!(Image::parse(&[7; 40_000]).unwrap_err(), Damaged::Magic);
-        let short = Image::parse(&good[..good.len() - 8]).unwrap_err();
         let expected = good.len() as u64;
-        assert_eq!(short, Damaged::Size { bytes: expected - 8, expected });
+        for bytes in [16, 100, 4096, 40_000, expected - 8, expected - 1] {
+            let short = Image::parse(&good[..bytes as usize]).unwrap_err();
+            assert_eq!(short, Damaged::Size { bytes, expected });
+        }
+        let shortest = Image::parse(&good[..9]).unwrap_err();
+        assert_eq!(shortest, Damaged::Size { bytes: 9, expected: 8 * words(0) as u64 });
         // Any word may have any value (TRUST).
         let places = [1..34, 64..66, 512..515, EVENTS..EVENTS + 5, RANKS..RANKS + 4];
         let slot = RANKS + 2 * SLOT;
@@ -159,6 +163,41 @@ mod tests {
                 }
             }
             bad[word * 8..][..8].copy_from_slice(&good[word * 8..][..8]);
+        }
+    }
+
+    #[test]
+    fn a_number_in_an_empty_slot_is_nothing() {
+        let memory = memory(1);
+        Flight::begin(&memory, 1, "j", "h", 0);
+        memory[EVENTS].store(7, Relaxed);
+        memory[RANKS + SLOT].store(7, Relaxed);
+        let image = Image::parse(&bytes(&memory)).unwrap();
+        assert!(image.events.is_empty() && image.ranks[0].operations.is_empty(), "TRUST");
+    }
+
+    #[test]
+    fn contradicting_numbers_are_refused() {
+        let memory = memory(2);
+        let flight = Flight::begin(&memory, 2, "j", "h", 0);
+        flight.add_set(3, &[0, 6]);
+        flight.add_set(4, &[0, 7]);
+        flight.add_set(5, &[1]);
+        let parse = || Image::parse(&bytes(&memory));
+        flight.formed(5, 7, 3, 0, 2);
+        assert_eq!(parse().unwrap().sets, [(3, vec![0, 6]), (5, vec![1])], "rank 7 of 7");
+        for (wrong, first_rank, ranks, nodes, node) in [
+            ("first rank is 6, but at most 5", 6, 7, 3, 2),
+            ("number of the node is 3, but at most 2", 5, 7, 3, 3),
+            ("number of ranks is 2, but at most 1", 0, 1, 1, 0),
+            ("number of nodes is 4097, but at most 4096", 5, 7, 4097, 2),
+            ("number of ranks of the job is 4097, but at most 4096", 5, 4097, 3, 2),
+            ("first rank is 4095, but at most 4094", 4095, 7, 0, 2),
+            ("number of the node is 4096, but at most 4095", 5, 7, 0, 4096),
+        ] {
+            flight.formed(first_rank, ranks, nodes, 0, node);
+            let text = parse().unwrap_err().to_string();
+            assert_eq!(text, format!("it is damaged: its {wrong} is possible"), "BOUND");
         }
     }
 }

@@ -8,23 +8,30 @@ use super::layout::{
     rank, room, words,
 };
 
-/// The most ranks of a node, so that a damaged number is not believed (BOUND).
-const MAX_RANKS: u64 = 4096;
+/// The most ranks of a job, and the most nodes, so that a damaged number is not believed (BOUND).
+pub const MAX_RANKS: u32 = 4096;
 
 /// Why an image is not a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Damaged {
     /// It begins with something else, or it has another version.
     Magic,
-    /// It is too short or too long for its number of ranks.
+    /// It is too short or too long for its number of ranks, or too short to have that.
     Size {
         /// Its size in bytes.
         bytes: u64,
         /// The size of a recording of a node with this many ranks.
         expected: u64,
     },
-    /// It has an impossible number of ranks.
-    Ranks(u64),
+    /// A number of its header is too large.
+    Number {
+        /// Which one.
+        what: &'static str,
+        /// The number.
+        value: u64,
+        /// The largest that is possible.
+        most: u64,
+    },
 }
 
 impl std::fmt::Display for Damaged {
@@ -34,7 +41,9 @@ impl std::fmt::Display for Damaged {
             Self::Size { bytes, expected } => {
                 write!(f, "it is damaged: it has {bytes} bytes instead of {expected}")
             }
-            Self::Ranks(ranks) => write!(f, "it is damaged: a node can't have {ranks} ranks"),
+            Self::Number { what, value, most } => {
+                write!(f, "it is damaged: its {what} is {value}, but at most {most} is possible")
+            }
         }
     }
 }
@@ -150,8 +159,8 @@ pub struct Operation {
 impl Operation {
     /// The operation in a slot; `None` if there is none, or if it is not whole.
     pub(super) fn of(slot: &[u64; SLOT]) -> Option<Self> {
-        let ticket = slot[operation::TICKET];
-        if ticket == 0 {
+        let (ticket, number) = (slot[operation::TICKET], slot[operation::NUMBER]);
+        if ticket == 0 || number == 0 || slot[operation::NAME.start] == 0 {
             return None;
         }
         let [collective, dtype, reduce_op, outcome, dims, _, low, high] =
@@ -159,7 +168,7 @@ impl Operation {
         let dims = usize::from(dims).min(MAX_DIMS);
         Some(Self {
             ticket,
-            number: slot[operation::NUMBER],
+            number,
             name: text(&slot[operation::NAME]),
             site: text(&slot[operation::SITE]),
             collective,
@@ -210,7 +219,15 @@ impl Words<'_> {
         std::array::from_fn(|word| self.at(first + word))
     }
 
-    fn sets(&self) -> Vec<(u32, Vec<u32>)> {
+    /// The number in a word, unless it is larger than possible.
+    fn limited(&self, what: &'static str, word: usize, most: u32) -> Result<u32, Damaged> {
+        let (value, most) = (self.at(word), u64::from(most));
+        let is_possible = |value: &u32| u64::from(*value) <= most;
+        u32::try_from(value).ok().filter(is_possible).ok_or(Damaged::Number { what, value, most })
+    }
+
+    /// The process sets, without those that have a rank which the job does not have.
+    fn sets(&self, all_ranks: u32) -> Vec<(u32, Vec<u32>)> {
         let (mut sets, mut at) = (Vec::new(), header::SETS.start);
         while at < header::SETS.end {
             let (set, count) = (self.at(at) as u32, (self.at(at) >> 32) as usize);
@@ -220,7 +237,10 @@ impl Words<'_> {
             }
             let both = (at + 1..end).map(|word| self.at(word));
             let ranks = both.flat_map(|word| [word as u32, (word >> 32) as u32]);
-            sets.push((set, ranks.take(count).collect()));
+            let ranks: Vec<u32> = ranks.take(count).collect();
+            if ranks.iter().all(|rank| *rank < all_ranks) {
+                sets.push((set, ranks));
+            }
             at = end;
         }
         sets
@@ -229,7 +249,7 @@ impl Words<'_> {
     fn events(&self) -> Vec<Recorded> {
         let mut events: Vec<(u64, Recorded)> = (0..KEPT)
             .map(|number| self.slot(EVENTS + number * SLOT))
-            .filter(|slot| slot[0] != 0)
+            .filter(|slot| slot[0] != 0 && slot[event::AT] != 0)
             .map(|slot| {
                 let level = u8::try_from(slot[event::LEVEL]).unwrap_or(u8::MAX);
                 let (at_ns, text) = (slot[event::AT], text(&slot[event::TEXT]));
@@ -268,27 +288,32 @@ impl Image {
     pub fn parse(bytes: &[u8]) -> Result<Self, Damaged> {
         let (all, _) = bytes.as_chunks::<8>();
         let image = Words(all);
-        if all.len() < EVENTS || image.at(0) != MAGIC {
+        if all.is_empty() || image.at(0) != MAGIC {
             return Err(Damaged::Magic);
         }
-        let ranks = image.at(header::RANKS);
-        if ranks > MAX_RANKS {
-            return Err(Damaged::Ranks(ranks));
-        }
+        let is_known = all.len() > header::RANKS;
+        let own = "number of ranks";
+        let ranks = if is_known { image.limited(own, header::RANKS, MAX_RANKS)? } else { 0 };
         let (bytes, expected) = (bytes.len() as u64, 8 * words(ranks as usize) as u64);
         if bytes != expected {
             return Err(Damaged::Size { bytes, expected });
         }
-        let first_rank = image.number(header::FIRST_RANK);
-        let nodes = image.number(header::NODES);
+        let nodes = image.limited("number of nodes", header::NODES, MAX_RANKS)?;
+        let size = image.limited("number of ranks of the job", header::SIZE, MAX_RANKS)?;
+        let world = (nodes > 0).then_some(World { nodes, ranks: size });
+        // Before the world has formed, the size of the job is not recorded.
+        let most = world.unwrap_or(World { nodes: MAX_RANKS, ranks: MAX_RANKS });
+        image.limited(own, header::RANKS, most.ranks)?;
+        let first_rank = image.limited("first rank", header::FIRST_RANK, most.ranks - ranks)?;
+        let node = image.limited("number of the node", header::NODE, most.nodes - 1)?;
         let error = image.at(header::ERROR);
         let to_common = image.at(header::TO_COMMON).cast_signed();
         Ok(Self {
             job: image.text(header::JOB),
             host: image.text(header::HOST),
-            node: image.number(header::NODE),
+            node,
             first_rank,
-            world: (nodes > 0).then(|| World { nodes, ranks: image.number(header::SIZE) }),
+            world,
             epoch: image.at(header::EPOCH),
             to_common: (error != u64::MAX).then_some((to_common, error)),
             unix: (image.at(header::UNIX), image.at(header::UNIX_AT)),
@@ -296,11 +321,9 @@ impl Image {
             saved_ns: image.at(header::SAVED),
             failure: image.text(header::FAILURE),
             failed_ns: image.at(header::FAILED),
-            sets: image.sets(),
+            sets: image.sets(most.ranks),
             events: image.events(),
-            ranks: (0..ranks as u32)
-                .map(|local| image.rank(local as usize, first_rank.saturating_add(local)))
-                .collect(),
+            ranks: (0..ranks).map(|local| image.rank(local as usize, first_rank + local)).collect(),
         })
     }
 }

@@ -4,7 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gradwire_proto::{Collective, Failure, Rank};
-use gradwire_trace::flight::{Image, Operation, Outcome, RankImage, Recorded};
+use gradwire_trace::flight::{Image, MAX_RANKS, Operation, Outcome, RankImage, Recorded};
+
+/// What is read of a file is within the limits of a job (BOUND).
+const _: () = assert!(MAX_RANKS == Rank::MAX);
 
 /// A job, as far as it is recorded.
 #[derive(Debug)]
@@ -17,7 +20,8 @@ pub struct Job {
     pub hosts: BTreeMap<u32, Host>,
     /// The recorded ranks.
     pub ranks: BTreeMap<u32, RankRecord>,
-    /// The process sets with their ranks. Set 0 has all ranks.
+    /// The process sets with their ranks. Set 0 has all ranks. A set that is not recorded has the
+    /// ranks that have used it.
     pub sets: BTreeMap<u32, BTreeSet<u32>>,
     /// How many nodes and ranks it had, recorded or not.
     pub nodes: u32,
@@ -123,9 +127,10 @@ impl Job {
         let largest = errors.iter().rev().take(2).copied();
         // An unknown one sorts first.
         let is_known = errors.first().is_some_and(Option::is_some) || errors.len() == 1;
-        job.error_ns = is_known.then(|| largest.flatten().sum());
+        job.error_ns = is_known.then(|| largest.flatten().fold(0, u64::saturating_add));
         let all = (0..job.size).collect();
         job.sets.insert(0, all);
+        job.add_used_sets();
         job.settle();
         Some(job)
     }
@@ -167,6 +172,17 @@ impl Job {
         }
         let host = Host { name: image.host, first_rank, slots, pid: image.pid, saved_ns, events };
         self.hosts.insert(node, host);
+    }
+
+    fn add_used_sets(&mut self) {
+        let mut used: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+        for (rank, record) in &self.ranks {
+            for it in record.operations.iter().filter(|it| !self.sets.contains_key(&it.process_set))
+            {
+                used.entry(it.process_set).or_default().insert(*rank);
+            }
+        }
+        self.sets.extend(used);
     }
 
     /// Gives an operation in flight its sequence number also on hosts that its order has not

@@ -1,7 +1,11 @@
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    collections::BTreeSet,
+    hash::{BuildHasher as _, RandomState},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use gradwire_proto::{Collective, DType, Failure, FailureKind, Rank};
-use gradwire_trace::flight::{Flight, Image, Outcome, Submitted, words};
+use gradwire_trace::flight::{Damaged, Flight, Image, MAX_RANKS, Outcome, Submitted, words};
 use serde_json::Value;
 
 use super::{file, merge::Job, story, torch, waits};
@@ -46,9 +50,12 @@ impl Node {
         flight.ended(local, it.ticket, at_ns + 4, Outcome::Done);
     }
 
+    fn bytes(&self) -> Vec<u8> {
+        self.memory.iter().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect()
+    }
+
     fn image(&self) -> Image {
-        let all = self.memory.iter().flat_map(|word| word.load(Relaxed).to_le_bytes());
-        let image = Image::parse(&all.collect::<Vec<u8>>()).unwrap();
+        let image = Image::parse(&self.bytes()).unwrap();
         assert_eq!(image.node, self.number);
         image
     }
@@ -200,4 +207,98 @@ fn the_trace_shows_what_has_not_ended() {
     };
     assert_eq!(at("e", "gather w.1") - at("b", "gather w.1"), 8e6, "until the end");
     assert_eq!(lines.iter().filter(|line| line["name"] == "submit w.0").count(), 4);
+}
+
+/// Two nodes in the middle of a job: an operation waits for rank 2, another one is of a set.
+fn hanging() -> [Node; 2] {
+    let nodes = begun();
+    for node in &nodes {
+        node.flight().add_set(1, &[0, 2]);
+        node.does(0, 11 * S, Submitted { process_set: 1, ..allreduce(2, "v.0") }, 8);
+    }
+    for (node, local) in [(0, 0), (0, 1), (1, 1)] {
+        nodes[node].submits(local, 12 * S, allreduce(3, "w.1"));
+    }
+    nodes[1].flight().event(13 * S, 1, "it is late");
+    let failure = Failure::new(FailureKind::WorkerLost, "its process was killed");
+    nodes[1].flight().failed(14 * S, &serde_json::to_string(&failure).unwrap());
+    nodes
+}
+
+/// Everything that `gradwire report` makes of a file beside a good one, if it is a recording.
+fn report(bytes: &[u8], good: &Image) -> Result<(), Damaged> {
+    let job = Job::merge(vec![Image::parse(bytes)?, good.clone()]).unwrap();
+    assert!(job.size <= MAX_RANKS && job.nodes <= MAX_RANKS, "BOUND");
+    let waits = waits::waits(&job);
+    assert!(waits.iter().all(|it| it.missing.is_subset(&job.ranks.keys().copied().collect())));
+    let most = 1 << 20;
+    assert!(story::text(&job).len() < most, "BOUND");
+    let trace = file::text(&job);
+    assert!(trace.len() < most && serde_json::from_slice::<Value>(&trace).is_ok(), "BOUND");
+    let files = torch::files(&job);
+    assert!(files.len() <= 4 && files.iter().all(|(_, file)| file.len() < most), "BOUND");
+    Ok(())
+}
+
+#[test]
+fn any_byte_of_the_header_may_be_damaged() {
+    let [one, other] = hanging();
+    let (mut bytes, good) = (one.bytes(), other.image());
+    report(&bytes, &good).unwrap();
+    let mut refused = BTreeSet::new();
+    // The numbers of the header, then the beginnings of its texts and of the table of sets.
+    let starts = [0..17, 32..34, 64..66, 512..515].into_iter().flatten();
+    for at in starts.flat_map(|word: usize| 8 * word..8 * word + 8) {
+        let was = bytes[at];
+        for now in [was ^ 0xff, was ^ 1, 0] {
+            bytes[at] = now;
+            if report(&bytes, &good).is_err() {
+                refused.insert(at);
+            }
+        }
+        bytes[at] = was;
+    }
+    // The magic, and each number that says how large something is; but any job has some nodes.
+    assert!((0..8 * 6).all(|at| at == 8 * 4 || refused.contains(&at)), "{refused:?}");
+    // It says that the job has the most nodes and ranks, the other file does not.
+    one.flight().formed(MAX_RANKS - 2, MAX_RANKS, MAX_RANKS, 0, MAX_RANKS - 1);
+    report(&one.bytes(), &good).unwrap();
+}
+
+#[test]
+fn random_damage_of_a_recording_ends_nothing() {
+    let seed = std::env::var("GWTEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let mut state: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(0));
+    println!("GWTEST_SEED={state}");
+    // SplitMix64.
+    let mut dice = |below: usize| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % below as u64) as usize
+    };
+    let [one, other] = hanging();
+    let (whole, good) = (one.bytes(), other.image());
+    // Where something is written: the header, the first events, and the first slots of a rank.
+    let first = 8 * words(0);
+    let written = [0..5000, 8 * 4096..8 * 4096 + 2000, first..first + 4000];
+    for _ in 0..300 {
+        let mut bytes = whole.clone();
+        for _ in 0..=dice(8) {
+            let place = written[dice(3)].clone();
+            bytes[place.start + dice(place.len())] = dice(256) as u8;
+        }
+        match dice(4) {
+            0 => bytes.truncate(dice(whole.len())),
+            // A part of another file.
+            1 => {
+                let (from, to) = (dice(whole.len() - 5000), dice(whole.len() - 5000));
+                bytes.copy_within(from..from + 5000, to);
+            }
+            2 => (0..4000).for_each(|it| bytes[first + 512 + it] = dice(256) as u8),
+            _ => {}
+        }
+        // Most of them are refused.
+        let _ = report(&bytes, &good);
+    }
 }

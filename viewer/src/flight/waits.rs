@@ -7,6 +7,9 @@ use gradwire_trace::flight::Operation;
 
 use super::merge::{Job, is_in_flight};
 
+/// The most waits of which each is compared with all others (BOUND).
+const MAX_PAIRED: usize = 1000;
+
 /// An operation that some ranks had submitted and that had not ended for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wait {
@@ -42,15 +45,7 @@ pub(super) fn members(job: &Job, operation: &Operation) -> BTreeSet<u32> {
         let receiver = u32::try_from(operation.receiver).unwrap_or(operation.root);
         return [operation.root, receiver].into();
     }
-    // A set that is not recorded consists of the ranks that have used it.
-    let used = || {
-        let uses = |operations: &[Operation]| {
-            operations.iter().any(|it| it.process_set == operation.process_set)
-        };
-        let ranks = job.ranks.iter().filter(|(_, rank)| uses(&rank.operations));
-        ranks.map(|(rank, _)| *rank).collect()
-    };
-    job.sets.get(&operation.process_set).cloned().unwrap_or_else(used)
+    job.sets.get(&operation.process_set).cloned().unwrap_or_default()
 }
 
 /// All waits at the end of the recording, the longest first.
@@ -75,37 +70,68 @@ pub fn waits(job: &Job) -> Vec<Wait> {
             wait.still.extend(job.ranks.get(rank).map(|rank| rank.node));
         }
     }
-    let has_joined = |rank: u32, set: u32| {
-        let join = |it: &Operation| {
-            let is_join = Collective::from_wire(it.collective.into()) == Some(Collective::Join);
-            is_join && it.process_set == set && is_in_flight(it)
-        };
-        job.ranks.get(&rank).is_some_and(|rank| rank.operations.iter().any(join))
-    };
+    let submitted = Submitted::of(job);
     for wait in waits.values_mut() {
         let is_known = |rank: &u32| job.ranks.contains_key(rank);
         let (known, unknown) = wait.missing.iter().copied().partition(is_known);
         (wait.missing, wait.unknown) = (known, unknown);
-        // It may have ended on this rank already; an earlier round of the name does not count.
-        let is_it = |it: &Operation| {
-            let is_named_so = it.process_set == wait.set && it.name == wait.name;
-            is_named_so && (is_in_flight(it) || it.submitted_ns >= wait.since_ns)
-        };
-        let submitted =
-            |rank: u32| job.ranks.get(&rank).is_some_and(|rank| rank.operations.iter().any(is_it));
         // An operation is ordered once all of its ranks have submitted it.
-        let is_ordered = wait.sequence.is_some();
-        let has = |rank: u32| is_ordered || has_joined(rank, wait.set) || submitted(rank);
-        let missing = wait.missing.iter().copied().filter(|rank| !has(*rank)).collect();
-        wait.missing = missing;
+        if wait.sequence.is_some() {
+            wait.missing.clear();
+        } else {
+            submitted.remove_from(wait);
+        }
     }
     let mut waits: Vec<Wait> = waits.into_values().collect();
     waits.sort_by_key(|wait| (wait.since_ns, wait.name.clone()));
     waits
 }
 
-/// Two waits whose ranks wait for each other under different names.
+/// The ranks that have submitted each name, so that a wait need not look through all operations.
+#[derive(Debug, Default)]
+struct Submitted<'a> {
+    /// By set and name, the ranks and when they submitted it last; the end of time for an operation
+    /// in flight.
+    last_ns: BTreeMap<(u32, &'a str), BTreeMap<u32, u64>>,
+    /// By set, the ranks that wait in a join.
+    joined: BTreeMap<u32, BTreeSet<u32>>,
+}
+
+impl<'a> Submitted<'a> {
+    fn of(job: &'a Job) -> Self {
+        let mut all = Self::default();
+        for (rank, record) in &job.ranks {
+            for it in &record.operations {
+                let at_ns = if is_in_flight(it) { u64::MAX } else { it.submitted_ns };
+                let ranks = all.last_ns.entry((it.process_set, &it.name)).or_default();
+                let last_ns = ranks.entry(*rank).or_default();
+                *last_ns = at_ns.max(*last_ns);
+                let is_join = Collective::from_wire(it.collective.into()) == Some(Collective::Join);
+                if is_join && is_in_flight(it) {
+                    all.joined.entry(it.process_set).or_default().insert(*rank);
+                }
+            }
+        }
+        all
+    }
+
+    /// Leaves the ranks that have not submitted the operation. It may have ended on a rank already;
+    /// an earlier round of the name does not count.
+    fn remove_from(&self, wait: &mut Wait) {
+        let joined = self.joined.get(&wait.set);
+        let last_ns = self.last_ns.get(&(wait.set, &*wait.name));
+        let (since_ns, missing) = (wait.since_ns, &mut wait.missing);
+        missing.retain(|rank| {
+            let has_joined = joined.is_some_and(|ranks| ranks.contains(rank));
+            let at_ns = last_ns.and_then(|ranks| ranks.get(rank));
+            !has_joined && at_ns.is_none_or(|at_ns| *at_ns < since_ns)
+        });
+    }
+}
+
+/// Two waits whose ranks wait for each other under different names; of the longest waits only.
 pub fn mutual(waits: &[Wait]) -> Option<(&Wait, &Wait)> {
+    let waits = &waits[..waits.len().min(MAX_PAIRED)];
     let meets = |waiting: &BTreeSet<u32>, missing: &BTreeSet<u32>| !waiting.is_disjoint(missing);
     waits.iter().enumerate().find_map(|(at, one)| {
         let other = waits[at + 1..].iter().find(|other| {
