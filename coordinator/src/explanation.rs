@@ -14,7 +14,7 @@ use std::{
 
 use gradwire_proto::{Rank, pb};
 
-use self::phrases::{MAX_GROUPS, does, is_own, mutual, named, place, recent, state, waited};
+use self::phrases::{MAX_GROUPS, does, is_own, mutual, named, recent, stand, state, waited};
 use crate::model::text;
 
 /// The most waits and ranks in a text (BOUND).
@@ -172,7 +172,7 @@ impl Lines<'_> {
             } else {
                 let numbers: Vec<u32> = ranks.iter().map(|rank| rank.rank).collect();
                 let all = named(&numbers);
-                let does = does(first);
+                let does = does(first, 1);
                 self.line(0, format!("{all} are in the same place; rank {} {does}", first.rank));
             }
             if let Some(recent) = recent(first) {
@@ -248,17 +248,16 @@ impl Lines<'_> {
             }
             return;
         }
-        let mut places: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        let mut places: BTreeMap<String, Vec<&pb::RankState>> = BTreeMap::new();
         for rank in others() {
-            let place = rank.threads.first().and_then(|thread| place(&thread.frames));
-            let place = place.map_or_else(|| does(rank), |place| format!("in {place}"));
-            places.entry(place).or_default().push(rank.rank);
+            places.entry(stand(rank, 1)).or_default().push(rank);
         }
         let mut places: Vec<_> = places.into_iter().collect();
         places.sort_by_key(|(place, ranks)| (ranks.len(), place.clone()));
-        for (place, ranks) in places.into_iter().take(MAX_GROUPS) {
-            let count = text::count(ranks.len(), "rank");
-            let ranks = text::named_ranks(&ranks.into_iter().map(Rank).collect::<Vec<_>>());
+        for (_, ranks) in places.into_iter().take(MAX_GROUPS) {
+            let (count, place) = (text::count(ranks.len(), "rank"), stand(ranks[0], ranks.len()));
+            let ranks: Vec<Rank> = ranks.into_iter().map(|rank| Rank(rank.rank)).collect();
+            let ranks = text::named_ranks(&ranks);
             self.line(0, format!("{count} {place}: {ranks}"));
         }
     }
@@ -348,6 +347,32 @@ mod tests {
         );
         let report = text(&explained, Detail::Report);
         assert!(!report.contains("3 ranks in") && !report.contains("step 8\n"), "{report}");
+    }
+
+    #[test]
+    fn ranks_without_a_stack_have_a_verb() {
+        let of = |number, frames: &[&str]| rank(number, pb::Doing::Sleeping, "a", frames);
+        let gone = |number| pb::RankState {
+            threads: Vec::new(),
+            ..rank(number, pb::Doing::Gone, "a", &[])
+        };
+        let ranks = vec![
+            of(0, &["sleeping in futex_do_wait"]),
+            of(1, &["sleeping in futex_do_wait"]),
+            of(2, &["running"]),
+            gone(3),
+            gone(4),
+            of(5, &["x.py:1 in f"]),
+        ];
+        let lines = text(&job(Vec::new(), ranks), Detail::All);
+        for line in [
+            "1 rank in x.py:1 in f: rank 5\n",
+            "1 rank is running: rank 2\n",
+            "2 ranks are sleeping in futex_do_wait: ranks 0-1\n",
+            "2 ranks have ended: ranks 3-4\n",
+        ] {
+            assert!(lines.contains(line), "{lines}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! operation. Then some ranks may have its result and others a failure; [`Session::rejoin`] tells
 //! these the result that the others have (see [`crate::formation`]).
 
-use gradwire_proto::{Collective, ReduceOp};
+use gradwire_proto::{Collective, ReduceOp, VOTE};
 
 use crate::{
     collectives::{Target, reductions::reduced},
@@ -15,9 +15,6 @@ use crate::{
     options::AllreduceOptions,
     session::Session,
 };
-
-/// The name of the operation. A rank has at most one vote in flight.
-const NAME: &str = "gradwire.vote";
 
 impl Session {
     /// Votes: true only if every rank votes true. All ranks must call it, in the same order with
@@ -58,8 +55,9 @@ impl Session {
     #[track_caller]
     fn start_vote(&self, yes: bool, vote: VoteId) -> Result<Handle<bool>> {
         let own = self.tensor(&[u8::from(yes)], &[1])?;
+        // A rank has at most one vote in flight.
         let AllreduceOptions { common, reduction } =
-            AllreduceOptions::named(NAME).op(ReduceOp::Min);
+            AllreduceOptions::named(VOTE).op(ReduceOp::Min);
         let request = reduced(Collective::Allreduce, &[own.memory()], reduction)?;
         let started = self.start(self.call(common, request)?, &[own.memory()], Target::InPlace)?;
         let session = self.clone();

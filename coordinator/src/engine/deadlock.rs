@@ -7,7 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank};
+use gradwire_proto::{
+    EPOCH_MEETING, FUNCTION_MEETING, Failure, FailureKind, NodeId, ProcessSetId, Rank, VOTE,
+};
 
 use crate::{
     membership::members::Members,
@@ -19,6 +21,14 @@ const MAX_ROWS: usize = 16;
 
 /// The longest list of ranks in a line, in characters.
 const MAX_RANKS: usize = 160;
+
+/// What the operations are that Gradwire itself starts for elastic jobs.
+const OWN: [(&str, &str); 4] = [
+    (EPOCH_MEETING, "the beginning of an epoch"),
+    (VOTE, "the vote at a commit, a step, or the end of an elastic function"),
+    (FUNCTION_MEETING, "the beginning of an elastic function"),
+    ("allgather_object.elastic.change", "a commit, or a question for new hosts"),
+];
 
 /// What a node has said, and whether it has repeated that.
 #[derive(Debug)]
@@ -102,6 +112,8 @@ impl Deadlock {
                 ProcessSetId::GLOBAL => String::new(),
                 set => format!(" in process set {set}"),
             };
+            let own = OWN.iter().find(|(name, _)| name == tensor);
+            let own = own.map_or_else(String::new, |(_, what)| format!(" ({what})"));
             let more = match in_flight.saturating_sub(1) {
                 0 => String::new(),
                 more => format!(", with {more} more in flight"),
@@ -111,7 +123,7 @@ impl Deadlock {
                 (false, true) => format!(" at {site}"),
                 (false, false) => format!(", at {site}"),
             };
-            lines.push(format!("  {name:<width$}  {call} '{tensor}'{place}{more}{line}"));
+            lines.push(format!("  {name:<width$}  {call} '{tensor}'{own}{place}{more}{line}"));
         }
         if let Some(more) = rows.len().checked_sub(MAX_ROWS).filter(|more| *more > 0) {
             lines.push(format!("  and {more} more"));

@@ -150,35 +150,55 @@ pub(super) fn state(explanation: &pb::Explanation, rank: &pb::RankState) -> Stri
             "has not come to this epoch: it has made no call since the loss or change before it"
                 .to_owned()
         }
-        _ => does(rank),
+        _ => does(rank, 1),
     };
     format!("rank {} on host {host}{pid} {does}", rank.rank)
 }
 
-/// What a process does, as a predicate.
-pub(super) fn does(rank: &pb::RankState) -> String {
+/// What a process does, as a predicate of this number of ranks that do the same.
+pub(super) fn does(rank: &pb::RankState, ranks: usize) -> String {
+    let verb = |of_one, of_several| if ranks == 1 { of_one } else { of_several };
+    let (is, has) = (verb("is", "are"), verb("has", "have"));
     let cpu = format!("{:.0} % of a core", 100.0 * rank.cpu);
     let calls = || {
         let meaning = CALLS.iter().find(|(part, _)| rank.call.contains(part));
         match meaning {
             _ if rank.call.is_empty() => String::new(),
-            Some((_, meaning)) => format!(": it waits for {meaning} ({})", rank.call),
+            Some((_, meaning)) => {
+                let it = verb("it waits", "they wait");
+                format!(": {it} for {meaning} ({})", rank.call)
+            }
             None => format!(" in {}", rank.call),
         }
     };
     match rank.doing() {
-        pb::Doing::Running => format!("is running, {cpu}"),
-        pb::Doing::Sleeping if rank.cpu > IDLE => format!("is busy, {cpu}"),
-        pb::Doing::Sleeping => format!("sleeps{}", calls()),
+        pb::Doing::Running => format!("{is} running, {cpu}"),
+        pb::Doing::Sleeping if rank.cpu > IDLE => format!("{is} busy, {cpu}"),
+        pb::Doing::Sleeping => format!("{}{}", verb("sleeps", "sleep"), calls()),
         pb::Doing::Uninterruptible => {
             let call = if rank.call.is_empty() { "the kernel" } else { &rank.call };
-            format!("is in uninterruptible I/O, in {call}")
+            format!("{is} in uninterruptible I/O, in {call}")
         }
-        pb::Doing::Stopped => "is stopped, by a signal or a debugger".to_owned(),
-        pb::Doing::Gone => "has ended".to_owned(),
-        pb::Doing::Absent => "has not called init()".to_owned(),
-        pb::Doing::Left => "has left the job".to_owned(),
-        pb::Doing::Unknown => "does something that its host can't see".to_owned(),
+        pb::Doing::Stopped => format!("{is} stopped, by a signal or a debugger"),
+        pb::Doing::Gone => format!("{has} ended"),
+        pb::Doing::Absent => format!("{has} not called init()"),
+        pb::Doing::Left => format!("{has} left the job"),
+        pb::Doing::Unknown => {
+            verb("does something that its host", "do something that their hosts").to_owned()
+                + " can't see"
+        }
+    }
+}
+
+/// Where this number of ranks are, all in one place, as a predicate: a line of their program, or
+/// what the system knows.
+pub(super) fn stand(rank: &pb::RankState, ranks: usize) -> String {
+    let is = if ranks == 1 { "is" } else { "are" };
+    match rank.threads.first().and_then(|thread| place(&thread.frames)) {
+        Some(line) if line.contains(':') => format!("in {line}"),
+        // Without a stack of its own, a thread has a state, such as `sleeping in futex_do_wait`.
+        Some(state) => format!("{is} {state}"),
+        None => does(rank, ranks),
     }
 }
 
