@@ -58,6 +58,7 @@ _LAUNCH = tuple(
         "ADDRESS",
         "SLOTS",
         "ORDER",
+        "PATIENCE_MS",
         "NODES",
         "SERVERS",
         "RANKS",

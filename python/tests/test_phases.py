@@ -192,7 +192,7 @@ CELLS = [
     Cell("left", "exception", "", (1,), HOLE),
     Cell("left", "SIGKILL", "", (137,)),
     Cell("left", "SIGSEGV", "", (139,)),
-    Cell("left", "SIGSTOP", "", (137,), "has been stopped (SIGSTOP) since it left the launcher"),
+    Cell("left", "SIGSTOP", "", (1,), "has been stopped (SIGSTOP) since it left the launcher"),
     Cell("left", "launcher SIGKILL", "", (-9,)),
     Cell("left", "agent SIGTERM", "", (1,), "left the job: its agent received SIGTERM"),
 ]
