@@ -20,7 +20,7 @@ pub(crate) struct Meeting {
     limit: Option<Duration>,
     /// Time before this does not count.
     begins: Instant,
-    /// When to ask the nodes again who has not come.
+    /// When to ask the nodes again which ranks are missing.
     next: Option<Instant>,
 }
 
@@ -38,7 +38,7 @@ impl Meeting {
         self.begins = now;
     }
 
-    /// Whether to ask the nodes who has not come, only once.
+    /// Whether to ask the nodes now which ranks are missing. True only once for each time.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         self.next.take_if(|at| now >= *at).is_some()
     }

@@ -186,9 +186,11 @@ impl Session<'_> {
         }
     }
 
-    /// Whether the coordinator of an earlier job has refused this node, or has just ended.
+    /// Whether the coordinator of an earlier job has refused this node, or has just ended. The
+    /// launcher of an elastic job starts no epoch before the end of the one before.
     fn is_early(&self, status: &Status) -> bool {
         self.registry.is_none()
+            && self.introduction.epoch == 0
             && (is_of_another_job(status) || is_broken(status))
             && Instant::now() < self.patient_until
     }
