@@ -147,6 +147,33 @@ dist.destroy_process_group()
     assert done.stdout.count("WENT ON 2.0") == 2 and done.returncode == 0, done.stdout
 
 
+def test_errors_of_dropped_works_are_logged(job: Job) -> None:
+    """Once each; errors that the program has seen are not logged."""
+    done = job(
+        START
+        + """
+rank = start()
+for elements in (3, 300):
+    dist.all_reduce(torch.ones(elements + rank), async_op=True)
+    dist.barrier()
+waited = dist.all_reduce(torch.ones(40 + rank), async_op=True)
+try:
+    waited.wait()
+except RuntimeError:
+    print("TOLD", flush=True)
+seen = dist.all_reduce(torch.ones(50 + rank), async_op=True)
+dist.barrier()
+assert "disagree" in str(seen.exception())
+del waited, seen
+print("WENT ON", flush=True)
+dist.destroy_process_group()
+"""
+    )
+    assert done.returncode == 0 and done.stdout.count("WENT ON") == 2, done.stdout
+    logged = re.findall(r"allreduce '(.*)' of .*, whose work was dropped, failed: ", done.stdout)
+    assert len(logged) == 4 and len(set(logged)) == 2, done.stdout
+
+
 def test_timeouts(job: Job) -> None:
     done = job(
         START

@@ -19,7 +19,7 @@ from gradwire.torch.distributed import _compiler, _memory, _threads
 from gradwire.torch.distributed._messages import Channel
 from gradwire.torch.distributed._numbering import Members, Numbers, here
 from gradwire.torch.distributed._reductions import Reduction
-from gradwire.torch.distributed._work import Work
+from gradwire.torch.distributed._work import Operation, Work
 from gradwire.torch.distributed._world import Ranks, World
 
 NAME = "gradwire"
@@ -105,6 +105,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._numbers = Numbers(f"{NAME}{world.generation}.{self._group_name}", frozenset(ranks))
         self._channels: dict[tuple[int, int, int], Channel] = {}
         self._monitored = 0
+        # The collectives that have not ended.
+        self._unfinished: dict[Operation, None] = {}
         _threads.finish_dropped()
 
     # Properties
@@ -364,14 +366,28 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         tensors: Tensors = (),
         source: int = -1,
         members: Members = None,
+        earlier: Sequence[Operation] = (),
     ) -> Work:
         if not isinstance(handles, list):
             handles = [handles]
         names = handles[0].name if handles else ""
         what = f"{what} {names!r} of the group {self._group_name!r}"
+        unfinished = self._unfinished if members is None else None
         members = self._numbers.members if members is None else members
         others = devices(tensors)
-        return Work(what, handles, finish, result, timeout, others, source, self._left, members)
+        return Work(
+            what,
+            handles,
+            finish,
+            result,
+            timeout,
+            others,
+            source,
+            self._left,
+            members,
+            unfinished,
+            earlier,
+        )
 
     def _load(self, tensors: Tensors, reduction: Reduction) -> _native.Buffer:
         buffer = _memory.load(tensors)

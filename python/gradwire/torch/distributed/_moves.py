@@ -446,6 +446,9 @@ class Moves(Group):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Waits until all ranks of the group have called it.
 
+        As with Gloo, it also waits for earlier collectives of this rank in the group. Their results
+        are then in their tensors, even if their works were dropped.
+
         Args:
             opts: PyTorch's options for the call, or None.
             timeout: The maximum time to wait for the result. The default is the group's timeout.
@@ -454,8 +457,9 @@ class Moves(Group):
             The operation in flight.
         """
         given = Options(opts, self._timeout, timeout)
+        earlier = list(self._unfinished)
         handle = self._begin(session().barrier)
-        return self._work("barrier", handle, None, [], given.timeout)
+        return self._work("barrier", handle, None, [], given.timeout, earlier=earlier)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False

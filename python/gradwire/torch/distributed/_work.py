@@ -12,6 +12,7 @@ completes without its work, too.
 from __future__ import annotations
 
 import collections
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,9 +30,12 @@ from gradwire.torch.distributed import _threads
 from gradwire.torch.distributed._futures import Failed, numbered, seen, unwrap
 from gradwire.torch.distributed._numbering import Members, note
 
+_log = logging.getLogger("gradwire")
 _SLICE = 1.0
 # A program that waits for at least this long does not expect to go on after the timeout.
 _PATIENT_SECONDS = 60.0
+# Errors of one operation; all others end the job, or are expected while a group is destroyed.
+_OF_ONE_OPERATION = ("disagreement", "invalid", "resource", "internal")
 _last_error: BaseException | None = None
 
 
@@ -72,7 +76,13 @@ def keep_for_a_while(work: Work) -> Work:
     return work
 
 
-before_shutdown.append(_join_counts.clear)
+def _release() -> None:
+    for work in _join_counts:
+        work.operation.report()
+    _join_counts.clear()
+
+
+before_shutdown.append(_release)
 
 
 class _NotYet(Exception):
@@ -102,6 +112,8 @@ class Operation:
         finish: Callable[[list[Any]], None] | None,
         devices: list[Any],
         destroyed: threading.Event | None,
+        unfinished: dict[Operation, None] | None = None,
+        earlier: Sequence[Operation] = (),
     ) -> None:
         self.what = what
         self.name = handles[0].name if handles else what
@@ -111,8 +123,16 @@ class Operation:
         self._lock = threading.Lock()
         self.ended = False
         self.error: BaseException | None = None
-        # Whether its result is no longer needed.
+        # Whether its result is no longer needed, or its error has been reported.
         self.given_up = False
+        # Whether its work was dropped.
+        self._is_dropped = False
+        # Those of its group that have not ended; it is one of them.
+        self._unfinished = unfinished
+        if unfinished is not None:
+            unfinished[self] = None
+        # Operations that end before this one. Their own works report their errors.
+        self._earlier = earlier
         # Stream events of the thread that started it: the result is copied after them, by any
         # thread.
         self._before = _cuda.stage.marks(devices) if devices else []
@@ -126,6 +146,8 @@ class Operation:
         """
         global _last_error
         results = []
+        for operation in self._earlier:
+            operation.end_silently(until, patient)
         try:
             for handle in self._handles:
                 left = max(0.0, until - time.monotonic())
@@ -144,6 +166,8 @@ class Operation:
                         self._finish(results)
                     if self._devices:
                         self.after = _cuda.stage.marks(self._devices)
+                    for operation in self._earlier:
+                        self.after += operation.after
                 except BaseException as error:
                     _last_error = error
                     self._set_ended(error)
@@ -156,7 +180,29 @@ class Operation:
         """Records the outcome, and releases what the operation holds."""
         if not self.ended:
             self.error, self.ended = error, True
-            self._finish, self._handles = None, []
+            self._finish, self._handles, self._earlier = None, [], ()
+            self._leave()
+
+    def give_up(self) -> None:
+        """Notes that its result is no longer needed, or that its error has been reported."""
+        self.given_up = True
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._unfinished is not None:
+            self._unfinished.pop(self, None)
+
+    def end_silently(self, until: float, patient: bool) -> None:
+        """Waits for its end, also if that is an error; raises ``_NotYet``."""
+        if self.ended or self.given_up:
+            return
+        try:
+            self.end(until, patient)
+        except _NotYet:
+            raise
+        except BaseException:
+            if not self.ended:
+                raise
 
     def _in_group_terms(self, error: GradwireError) -> GradwireError:
         """Rewords the error for process groups if the process set has been removed."""
@@ -173,7 +219,10 @@ class Operation:
 
     def poll(self) -> bool:
         """Returns whether ``end`` would not wait."""
-        return self.ended or all(handle.poll() for handle in self._handles)
+        return self.ended or (
+            all(handle.poll() for handle in self._handles)
+            and all(operation.given_up or operation.poll() for operation in self._earlier)
+        )
 
     def try_to_end(self) -> bool:
         """Ends the operation if it has completed; returns whether it has ended or failed."""
@@ -188,11 +237,22 @@ class Operation:
 
     def settle(self) -> bool:
         """Ends the operation if it has completed; returns whether nothing is left to do."""
-        return self.given_up or self.try_to_end()
+        if not self.given_up and self.try_to_end() and self._is_dropped:
+            self.report()
+        return self.given_up or self.ended
+
+    def report(self) -> None:
+        """Logs the error if it has failed, because nothing waits for it."""
+        if self.error is None or self.given_up:
+            return
+        self.give_up()
+        if getattr(self.error, "kind", "invalid") in _OF_ONE_OPERATION:
+            _log.warning("%s, whose work was dropped, failed: %s", self.what, self.error)
 
     def dropped(self) -> None:
         """Called when nothing will wait for it."""
-        if not self.ended and not self.given_up:
+        self._is_dropped = True
+        if not self.given_up and (not self.ended or self.error is not None):
             _threads.finish_later(self)
 
 
@@ -214,6 +274,8 @@ class Work(_Work):  # type: ignore[misc]
         source: The rank in the group that sent a message.
         destroyed: Set when the group is destroyed.
         members: The ranks that share the operation; None for all.
+        unfinished: The operations of the group that have not ended.
+        earlier: Operations that end before this one.
     """
 
     operation: Operation
@@ -229,12 +291,14 @@ class Work(_Work):  # type: ignore[misc]
         source: int = -1,
         destroyed: threading.Event | None = None,
         members: Members = None,
+        unfinished: dict[Operation, None] | None = None,
+        earlier: Sequence[Operation] = (),
     ) -> None:
         super().__init__()
         others: list[Any] = (
             sorted({d for d in devices if d.type != "cpu"}, key=str) if devices else []
         )
-        self.operation = Operation(what, handles, finish, others, destroyed)
+        self.operation = Operation(what, handles, finish, others, destroyed, unfinished, earlier)
         self.value, self._source, self._devices = result, source, others
         self.members = members
         self._limit = timeout.total_seconds()
@@ -288,7 +352,7 @@ class Work(_Work):  # type: ignore[misc]
             self.operation.end(until, self._is_patient() and limit <= 0)
         except BaseException as error:
             # After an error, no result may appear in the tensor later.
-            self.operation.given_up = True
+            self.operation.give_up()
             if isinstance(error, _NotYet):
                 raise self._timed_out(limit if limit > 0 else self._limit) from None
             raise
@@ -318,7 +382,7 @@ class Work(_Work):  # type: ignore[misc]
         Returns:
             True if it has.
         """
-        return self.is_completed() and self.operation.error is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """Returns the error of the operation.
@@ -326,7 +390,10 @@ class Work(_Work):  # type: ignore[misc]
         Returns:
             The error; None if it has not failed or not completed.
         """
-        return self.operation.error if self.is_completed() else None
+        error = self.operation.error if self.is_completed() else None
+        if error is not None:
+            self.operation.give_up()
+        return error
 
     def result(self) -> list[torch.Tensor]:
         """Waits for the result.
@@ -384,13 +451,14 @@ class Work(_Work):  # type: ignore[misc]
                 self.operation.end(until, self._is_patient())
             except _NotYet:
                 if time.monotonic() >= self._deadline:
-                    self.operation.given_up = True
+                    self.operation.give_up()
                     base.set_result(self._failed(self._timed_out(self._limit)))
                 elif _threads.ending.is_set():
                     return
                 else:
                     continue
             except BaseException as error:
+                self.operation.give_up()
                 base.set_result(self._failed(error))
             else:
                 _cuda.stage.follow(self.operation.after)

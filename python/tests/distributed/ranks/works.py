@@ -88,6 +88,28 @@ def test_a_dropped_work_still_completes() -> None:
         eventually(lambda: lonely.item() == 1.0)
 
 
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_barrier_waits_for_earlier_works(drop: bool) -> None:
+    """As with Gloo. Without that, results would overwrite what the program stores afterwards."""
+    shapes = [[], [1], [40], [7, 5], [3, 40, 9], [2, 3, 4, 5]]
+    dtypes = [torch.float32, torch.int64, torch.bfloat16, torch.complex64]
+    tensors = [torch.empty(shape, dtype=dtype) for shape in shapes for dtype in dtypes]
+    for turn in range(20):
+        for tensor in tensors:
+            tensor.fill_(rank() + turn)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        if drop:
+            works.clear()
+        dist.barrier()
+        for tensor in tensors:
+            assert bool((tensor == total() + turn * size()).all()), (turn, tensor.dtype)
+        for tensor in tensors:
+            tensor.fill_(-1)
+        for work in works:
+            assert work is not None and work.is_completed()
+        assert all(bool((tensor == -1).all()) for tensor in tensors)
+
+
 def test_a_late_work_writes_no_result() -> None:
     if size() == 1:
         pytest.skip("needs two ranks")
