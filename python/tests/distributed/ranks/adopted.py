@@ -245,4 +245,5 @@ def test_fsdp2_with_buffers_of_the_group() -> None:
             taken.append(copied() - before)
     for one, other in zip(models[0].parameters(), models[1].parameters()):
         assert torch.equal(one.full_tensor(), other.full_tensor())
-    assert taken[-1] < taken[-2]
+    # A single rank exchanges nothing.
+    assert taken[-1] < taken[-2] or (dist.get_world_size() == 1 and not any(taken))

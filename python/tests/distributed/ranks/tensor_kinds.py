@@ -390,6 +390,8 @@ def _quiet() -> Iterator[None]:
 WRITES = {"hvd_allreduce_", "hvd_grouped_allreduce_", "hvd_broadcast_", "hvd_broadcast_parameters"}
 WRITES |= {"broadcast", "all_gather_into_list", "scatter", "received", "all_reduce", "reduce"}
 WRITES |= {"reduce_scatter_into"}
+# A single rank sends no messages.
+ALONE = {"messages", "received"}
 
 
 @pytest.mark.parametrize("kind", ORDINARY)
@@ -397,8 +399,9 @@ def test_ordinary_memory(kind: Kind) -> None:
     found = table(kind, [dense(kind(rank)) for rank in range(at()[1])])
     assert "sparse COO" in found.pop("hvd_sparse_allreduce")
     for call, what in found.items():
-        if kind in (expanded, zero_strides) and call in WRITES and at()[1] > 1:
-            assert "share memory" in what, (call, what)
+        if kind in (expanded, zero_strides) and call in WRITES:
+            # With a single rank, many calls write nothing.
+            assert "share memory" in what or (at()[1] == 1 and what == "right"), (call, what)
         elif kind is conj and what.startswith("refused"):
             # PyTorch sends complex numbers as pairs, and does not take lazily conjugated ones.
             assert "adasum of c128" in what or "view_as_real" in what, (call, what)
@@ -410,6 +413,7 @@ def test_ordinary_memory(kind: Kind) -> None:
 def test_sparse_tensors(kind: Kind) -> None:
     found = table(kind, [dense(kind(rank)) for rank in range(at()[1])])
     right = {"hvd_sparse_allreduce", "all_reduce"} if kind is coo else set()
+    right |= ALONE if at()[1] == 1 else set()
     assert {call for call, what in found.items() if what == "right"} == right, found
 
 
@@ -417,10 +421,8 @@ def test_sparse_tensors(kind: Kind) -> None:
 def test_tensors_without_dense_memory(kind: Kind) -> None:
     found = table(kind, [plain(rank) for rank in range(at()[1])])
     right = {call for call, what in found.items() if what == "right"}
-    # A compressor may have made an ordinary tensor. A single rank sends no messages.
-    assert right <= {"hvd_compressed"} | ({"messages", "received"} if at()[1] == 1 else set()), (
-        found
-    )
+    # A compressor may have made an ordinary tensor.
+    assert right <= {"hvd_compressed"} | (ALONE if at()[1] == 1 else set()), found
 
 
 # Kinds as gradients.
@@ -491,6 +493,8 @@ def test_gradients_that_are_refused(
 
 @pytest.mark.parametrize("kind", [two_tensor, masked])
 def test_gradients_that_wrap_another_tensor(kind: Kind) -> None:
+    if at()[1] == 1:
+        pytest.skip("a single rank exchanges no gradients")
     with pytest.raises(hvd.InvalidRequest, match="no memory of its own"):
         of_optimizer(Net(plain(0)), kind(at()[0]))
     hvd.barrier()
