@@ -1,7 +1,8 @@
-//! Watches the meeting of the ranks of a later epoch before they call the function of Python's
-//! `elastic.run`. A new rank may never come there, and then the others would wait for ever (WAIT).
-//! So a rank for which they have waited too long is lost. This meeting alone has such a limit: in
-//! other calls, a rank may compute for long before it comes. Pure: the runtime asks the nodes.
+//! Watches the meeting in which the ranks of a later epoch receive the state: before the function
+//! of Python's `elastic.run`, or in the first step of an optimizer that skips lost steps. A new
+//! rank may never come there, and then the others would wait for ever (WAIT). So a new rank for
+//! which they have waited too long is lost. Only this meeting and only new ranks have such a limit:
+//! otherwise, a rank may compute for long before it comes. Pure: the runtime asks the nodes.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ pub(crate) struct Meeting {
     limit: Option<Duration>,
     /// Time before this does not count.
     begins: Instant,
-    /// When to ask the nodes again which ranks are missing.
+    /// When to ask the nodes which ranks are missing.
     next: Option<Instant>,
 }
 
@@ -30,7 +31,7 @@ impl Meeting {
     pub(crate) fn new(config: &EngineConfig, now: Instant) -> Self {
         let is_later = config.elastic && config.epoch > Epoch(1);
         let limit = is_later.then_some(config.elastic_timeout);
-        Self { limit, begins: now, next: None }
+        Self { limit, begins: now, next: limit.map(|limit| now + limit) }
     }
 
     /// Time up to now does not count: the job was suspended, or a rank is paused.
@@ -38,19 +39,23 @@ impl Meeting {
         self.begins = now;
     }
 
-    /// Whether to ask the nodes now which ranks are missing. True only once for each time.
+    /// Whether to ask the nodes now which ranks are missing. True only once for each time. Only the
+    /// nodes know when the meeting begins, so they are asked again and again.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
-        self.next.take_if(|at| now >= *at).is_some()
+        let is_due = self.next.is_some_and(|at| now >= at);
+        if is_due {
+            self.next = self.limit.map(|limit| now + limit);
+        }
+        is_due
     }
 
-    /// Looks at the answers of the nodes. Returns the failure of a rank for which the others have
-    /// waited too long.
+    /// Looks at the answers of the nodes. Returns the failure of a new rank for which the others
+    /// have waited too long.
     pub(crate) fn look(&mut self, explanation: &pb::Explanation, now: Instant) -> Option<Failure> {
         let limit = self.limit?;
         let is_it = |wait: &&pb::Wait| {
             wait.process_set == ProcessSetId::GLOBAL.0 && wait.name == FUNCTION_MEETING
         };
-        self.next = None;
         let wait = explanation.waits.iter().find(is_it)?;
         let waited = Duration::from_millis(wait.waiting_ms).min(now - self.begins);
         if waited < limit || !explanation.silent_hosts.is_empty() {
@@ -58,19 +63,17 @@ impl Meeting {
             self.next = Some(now + if waited < limit { limit - waited } else { AGAIN });
             return None;
         }
-        // New ranks have the highest numbers.
-        let rank = *wait.missing.iter().max()?;
-        let before = explanation.first_ranks.partition_point(|first| *first <= rank);
-        let host = before.checked_sub(1).and_then(|at| explanation.hosts.get(at));
+        let is_missing = |rank: &&pb::RankState| rank.is_new && wait.missing.contains(&rank.rank);
+        let rank = explanation.ranks.iter().find(is_missing)?;
         let what = format!(
-            "it has not come to the function of elastic.run within {} (--elastic-timeout) after \
-             the others",
+            "it has not called the function of elastic.run, or made its optimizer, within {} \
+             (--elastic-timeout) after the others",
             text::seconds(limit)
         );
-        let hint = "let a new rank read its data before init(), and call the function soon after; \
-                    if it needs longer, increase elastic.timeout_ms";
-        let failure = Failure::new(FailureKind::Timeout, what).rank(Rank(rank)).hint(hint);
-        Some(failure.host(host.cloned().unwrap_or_default()))
+        let hint = "let a new rank read its data before init(), and make the call soon after; if \
+                    it needs longer, increase elastic.timeout_ms";
+        let failure = Failure::new(FailureKind::Timeout, what).rank(Rank(rank.rank)).hint(hint);
+        Some(failure.host(rank.host.clone()))
     }
 }
 
@@ -89,7 +92,7 @@ mod tests {
         Meeting::new(&config, now)
     }
 
-    /// Ranks 0 and 2 wait for ranks 1 and 3, which is on the second host.
+    /// Ranks 0 and 2 wait for ranks 1 and 3.
     fn waits(name: &str, seconds: u64) -> pb::Explanation {
         let wait = pb::Wait {
             process_set: 0,
@@ -100,35 +103,48 @@ mod tests {
         };
         pb::Explanation {
             waits: vec![wait],
-            hosts: vec!["a".to_owned(), "b".to_owned()],
-            first_ranks: vec![0, 2],
+            ranks: (0..4).map(rank).collect(),
             ..pb::Explanation::default()
         }
     }
 
+    /// Ranks 0 and 1 are on one host, 2 and 3 on the other; rank 1 is new.
+    fn rank(rank: u32) -> pb::RankState {
+        let host = ["a", "b"][rank as usize / 2].to_owned();
+        pb::RankState { rank, host, is_new: rank == 1, ..pb::RankState::default() }
+    }
+
     #[test]
-    fn a_rank_that_stays_away_is_lost() {
+    fn a_new_rank_that_stays_away_is_lost() {
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
         let mut meeting = meeting(2, began);
         assert_eq!(meeting.look(&waits(FUNCTION_MEETING, 5), at(6)), None);
         assert!(!meeting.is_due(at(60)));
-        assert!(meeting.is_due(at(61)) && !meeting.is_due(at(61)), "once");
+        assert!(meeting.is_due(at(61)) && !meeting.is_due(at(120)), "once");
         let failure = meeting.look(&waits(FUNCTION_MEETING, 60), at(61)).unwrap();
-        let text = "rank 3 on host b: it has not come to the function of elastic.run within 60.0 s \
-                    (--elastic-timeout) after the others; let a new rank";
+        let text = "rank 1 on host a: it has not called the function of elastic.run, or made its \
+                    optimizer, within 60.0 s (--elastic-timeout) after the others; let a new rank";
         assert!(failure.to_string().starts_with(text), "{failure}");
         assert!(failure.is_recoverable(), "the others go on");
     }
 
     #[test]
-    fn ranks_may_come_late_to_other_calls() {
+    fn old_ranks_and_other_calls_may_be_late() {
         let began = Instant::now();
-        let late = began + Duration::from_secs(1000);
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let late = at(1000);
+        let mut old = waits(FUNCTION_MEETING, 900);
+        old.waits[0].missing = vec![3];
+        assert_eq!(meeting(2, began).look(&old, late), None);
         for (epoch, name) in [(1, FUNCTION_MEETING), (2, "loss")] {
             let mut meeting = meeting(epoch, began);
             assert_eq!(meeting.look(&waits(name, 900), late), None, "{name}");
-            assert!(!meeting.is_due(late + Duration::from_secs(1000)));
+            let is_later = epoch > 1;
+            assert_eq!(
+                [at(59), at(60), at(120)].map(|now| meeting.is_due(now)),
+                [false, is_later, is_later]
+            );
         }
     }
 

@@ -495,6 +495,9 @@ pub struct RankState {
     /// the last lines that its process has written, at most 5
     #[prost(string, repeated, tag = "13")]
     pub output: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// it was in no earlier epoch of its elastic job
+    #[prost(bool, tag = "14")]
+    pub is_new: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RecentOperation {

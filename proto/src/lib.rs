@@ -58,8 +58,9 @@ pub const NODE_PREFACE: &[u8; 14] = b"NODE gradwire\n";
 /// The name of the first operation of an epoch, in which its ranks meet.
 pub const EPOCH_MEETING: &str = "gradwire.epoch";
 
-/// The name of the operation in which the ranks of an epoch meet before they call the function of
-/// Python's `elastic.run`, only the first time in that epoch. A new rank may never come there.
+/// The name of the operation in which the ranks of an epoch meet before they receive the state of
+/// Python's `elastic.run` or of an optimizer that skips lost steps, only the first time in that
+/// epoch. A new rank may never come there.
 pub const FUNCTION_MEETING: &str = "allgather_object.elastic.begin";
 
 /// The name of a vote.

@@ -45,7 +45,7 @@ from gradwire.common.exceptions import HostsUpdatedInterrupt
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State", "run", "run_fn"]
 
 Result = TypeVar("Result")
-# The epoch in which this process has last come to a function of ``run``.
+# The epoch in which this process has last come to a meeting before a state is received.
 _came_in = 0
 # Horovod's codes of a change, which can be combined.
 _REMOVED, _ADDED = 1, 2
@@ -234,19 +234,18 @@ class State:
     def _load_stored(self) -> None:
         """Loads the newest commit on this rank's disk."""
 
-    def _begin(self, skip_sync: bool, meeting: str = "elastic.compare") -> None:
+    def _begin(self, skip_sync: bool) -> None:
         """Synchronizes the state before the function is called, unless no rank needs that.
 
         Args:
             skip_sync: This rank does not need it.
-            meeting: The name of the operation in which the ranks find out whether one needs it.
 
         Raises:
             PeerLost: No rank has the state, although the job is not new.
         """
         stored = 0 if self._holds else self._stored()
         own = (skip_sync and self._holds, self._holds, stored, _world.is_newcomer())
-        told = allgather_object(own, meeting)
+        told = allgather_object(own, _meeting())
         if not all(skip for skip, _, _, _ in told):
             # The root is the lowest rank that has the state: rank 0 may now be a newcomer. In a new
             # job, it is the rank with the newest commit on its disk.
@@ -316,10 +315,10 @@ class ObjectState(State):
 
 
 def _meeting() -> str:
-    """Returns the name of the meeting of the ranks before they call a function of ``run``.
+    """Returns the name of the operation in which the ranks find out whether one needs a state.
 
-    The first one in an epoch has a time limit: a new rank may never come (``FUNCTION_MEETING`` of
-    the coordinator). Before a later one, a rank may compute for long.
+    The first one in an epoch has a time limit for new ranks, which may never come: see the
+    coordinator's ``FUNCTION_MEETING``. Before a later one, a rank may compute for long.
     """
     global _came_in
     epoch = _world.session().epoch
@@ -394,7 +393,7 @@ def run_fn(
             try:
                 if changed:
                     state.on_reset()
-                state._begin(skip_sync, _meeting())
+                state._begin(skip_sync)
                 result = func(state, *args, **kwargs)
                 # A rank that has left can't help the others to repeat their last steps.
                 state._agree_to(_Vote.END)

@@ -150,6 +150,66 @@ def test_loops_of_the_guide_skip_a_step(tmp_path: Path, section: str) -> None:
     assert len(ends) == 2 and len(set(ends)) == 1, done.stdout
 
 
+NEVER_COMES = """
+import os, pathlib, signal, sys, time
+import torch
+import gradwire.torch as hvd
+
+mode, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+is_new = "RANK" not in os.environ
+hvd.init()
+if is_new:
+    try:
+        (folder / "first").touch(exist_ok=False)  # the next new rank trains
+        time.sleep(600)
+    except FileExistsError:
+        pass
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+state = hvd.elastic.TorchState(model=model, step=0)
+options = {"on_loss": "skip", "state": state} if mode == "skip" else {}
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+
+
+def train(state):
+    ranks = 0
+    while state.step < 8 or ranks < 3:
+        if state.step == 5 and hvd.rank() == 2 and not is_new:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        state.step += 1
+        if mode == "skip":
+            ranks = hvd.contributors()
+        else:
+            state.commit()
+            ranks = hvd.size()
+
+
+(train if mode == "skip" else hvd.elastic.run(train))(state)
+print("END", hvd.size())
+"""
+
+
+@pytest.mark.parametrize("mode", ["rollback", "skip"])
+def test_a_new_rank_that_never_comes_is_replaced(tmp_path: Path, mode: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(NEVER_COMES)
+    words = [LAUNCHER, "run", "-np", "3", "--min-np", "2", "--elastic-timeout", "6"]
+    words += ["--blacklist-cooldown-range", "0.2", "0.2", "--", sys.executable, str(program)]
+    done = subprocess.run(
+        [*words, mode, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0 and done.stdout.count("END 3") == 3, done.stdout
+    assert re.search(r"rank \d .*: it has not called the function of .* within 6", done.stdout)
+
+
 def test_an_error_of_the_program_ends_the_job(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -26,7 +26,7 @@ const MAX_RANKS: usize = 160;
 const OWN: [(&str, &str); 4] = [
     (EPOCH_MEETING, "the beginning of an epoch"),
     (VOTE, "the vote at a commit, a step, or the end of an elastic function"),
-    (FUNCTION_MEETING, "the beginning of an elastic function"),
+    (FUNCTION_MEETING, "the meeting in which ranks receive an elastic state"),
     ("allgather_object.elastic.change", "a commit, or a question for new hosts"),
 ];
 

@@ -162,6 +162,7 @@ struct Observed {
     pid: Option<u32>,
     before: Option<Used>,
     wrote: Vec<String>,
+    is_new: bool,
 }
 
 fn explain(node: &Node, pb::Explain { number, save }: pb::Explain) -> pb::Explained {
@@ -190,7 +191,9 @@ fn explain(node: &Node, pb::Explain { number, save }: pb::Explain) -> pb::Explai
                 }
             }
             let wrote = node.last_lines.of(node.number_of(local_rank));
-            Observed { local_rank, rank, seen, pid, before, wrote }
+            let elastic = node.config.elastic.as_ref();
+            let is_new = elastic.is_some_and(|elastic| !elastic.is_survivor(local_rank));
+            Observed { local_rank, rank, seen, pid, before, wrote, is_new }
         })
         .collect();
     let mut answers = observations.wait(number, &asked, began + ANSWER);
@@ -235,6 +238,7 @@ fn state(observed: Observed, threads: Option<Threads>, now: Instant) -> pb::Rank
         answered: threads.is_some(),
         threads: threads.unwrap_or_default(),
         output: observed.wrote,
+        is_new: observed.is_new,
         ..pb::RankState::default()
     };
     if let Some(pid) = observed.pid {
