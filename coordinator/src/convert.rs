@@ -233,6 +233,8 @@ fn report(wire: &pb::Report) -> Result<pb::NodeReport, WireError> {
         queued_tensors: wire.queued_tensors,
         stalled_tensors: wire.stalled_tensors,
         operations_per_second: wire.operations_per_second.into(),
+        partly: wire.partly.clone(),
+        more_partly: wire.more_partly,
     })
 }
 

@@ -284,11 +284,13 @@ mod tests {
             name: "main thread".into(),
             frames: frames.iter().map(ToString::to_string).collect(),
         };
+        let waits = doing == pb::Doing::Sleeping;
+        let outcome = if waits { pb::Outcome::InFlight } else { pb::Outcome::Done };
         let last = pb::RecentOperation {
             name: last.into(),
             call: "allreduce".into(),
             age_ms: 5_200,
-            outcome: pb::Outcome::Done.into(),
+            outcome: outcome.into(),
             site: "train.py:6 in step".into(),
         };
         pb::RankState {

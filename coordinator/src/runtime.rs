@@ -45,6 +45,7 @@ use crate::{
         command::{Execute, Node, RefusalKind, Severity},
         event::Noticed,
         status::milliseconds,
+        text,
     },
     timeline::Timeline,
     traces::Traces,
@@ -351,7 +352,7 @@ impl Runtime {
     pub(crate) fn snapshot(&self) -> pb::StatusResponse {
         let uptime = self.start.elapsed();
         let mut reports = self.last_reports.clone().unwrap_or_else(|| self.reports());
-        let mut status = self.engine.status(uptime);
+        let mut status = self.engine.status(&reports, uptime);
         let nodes = status.nodes.len();
         for (number, node) in (0..).zip(&mut status.nodes) {
             node.report = reports.remove(&number);
@@ -360,6 +361,8 @@ impl Runtime {
             report.ranks.truncate(node.slots as usize);
             report.ranks.iter_mut().for_each(|rank| rank.rank += node.first_rank);
             report.peers.retain(|peer| (peer.node as usize) < nodes);
+            report.partly.clear();
+            report.more_partly = 0;
         }
         pb::StatusResponse {
             uptime_ms: milliseconds(uptime),
@@ -424,7 +427,8 @@ impl Runtime {
                     let hosts = world.nodes.iter().map(|node| node.host.as_str());
                     self.waits = WaitMetrics::new(hosts);
                     self.daemons = targets(&self.job, &world.nodes);
-                    self.happened(format!("the world is complete: {} nodes", world.nodes.len()));
+                    let nodes = text::count(world.nodes.len(), "node");
+                    self.happened(format!("the world is complete: {nodes}"));
                 }
                 self.recall(&world.nodes);
                 let Some(there) = self.nodes.get_mut(&connection) else { return Vec::new() };

@@ -123,3 +123,79 @@ fn the_last_rank_is_a_member_of_the_set() {
         assert_eq!(waits.ranks.contains_key(&Rank(2)), latest == Some((0, ms(0))), "{waits:?}");
     }
 }
+
+/// The report of a node on a tensor that only some of its ranks have submitted.
+fn partly(submitted: &[u32], missing: &[u32], waiting_ms: u64) -> pb::NodeReport {
+    let tensor = pb::PartlySubmitted {
+        process_set: 0,
+        name: "w".to_owned(),
+        waiting_ms,
+        submitted: submitted.to_vec(),
+        missing: missing.to_vec(),
+        is_pair: false,
+    };
+    pb::NodeReport { partly: vec![tensor], ..pb::NodeReport::default() }
+}
+
+/// Nodes with ranks 0 and 1, and 2 and 3. The first one has announced the tensor.
+#[test]
+fn the_status_names_ranks_and_not_nodes() {
+    let mut engine = engine(&[2, 2]);
+    ready(&mut engine, 0, vec![by("w", 0, &[0, 1], &sum(), None)], ms(100));
+    let shown = |reports: &[(u32, pb::NodeReport)]| {
+        let status = engine.status(&reports.iter().cloned().collect(), ms(2100));
+        let pending = status.pending.iter().map(|it| (it.waiting_ms, it.missing_ranks.clone()));
+        (pending.collect::<Vec<_>>(), status.pending_count)
+    };
+    assert_eq!(shown(&[]), (vec![(2000, vec![2, 3])], 1));
+    assert_eq!(shown(&[(1, partly(&[2], &[3], 2050))]), (vec![(2050, vec![3])], 1));
+    // TRUST: a node knows only its own ranks.
+    assert_eq!(shown(&[(1, partly(&[0, 2], &[1, 3], 1500))]), (vec![(2000, vec![3])], 1));
+    assert_eq!(shown(&[(7, partly(&[2], &[3], 2050))]), (vec![(2000, vec![2, 3])], 1));
+}
+
+#[test]
+fn the_status_has_waits_inside_nodes() {
+    let engine = engine(&[2, 2]);
+    let report = pb::NodeReport { more_partly: 4, ..partly(&[0], &[1], 5000) };
+    let reports = [(0, report), (1, partly(&[2], &[3], 4000))].into();
+    let status = engine.status(&reports, ms(6000));
+    assert_eq!(status.pending.len(), 1);
+    let pending = &status.pending[0];
+    assert_eq!((pending.waiting_ms, pending.missing_ranks.as_slice()), (5000, [1, 3].as_slice()));
+    assert_eq!(status.pending_count, 5);
+}
+
+/// A wait for one rank is seen while it lasts, and counts once.
+#[test]
+fn waits_that_last_count() {
+    let mut engine = engine(&[2, 1]);
+    ready(&mut engine, 1, vec![by("w", 0, &[2], &sum(), None)], ms(100));
+    let counted = |engine: &mut Engine, reports: &[(u32, pb::NodeReport)], now| {
+        engine.count_lasting(&reports.iter().cloned().collect(), now);
+        let waits = engine.step(Event::Drained, now).measures.waits;
+        let ranks = waits.ranks.iter().map(|(rank, wait)| (rank.0, wait.time));
+        (ranks.collect::<Vec<_>>(), waits.nodes.into_values().collect::<Vec<_>>())
+    };
+    assert_eq!(counted(&mut engine, &[], ms(1000)), (vec![], vec![]), "short");
+    assert_eq!(counted(&mut engine, &[], ms(2000)), (vec![], vec![ms(1900)]), "two ranks");
+    let report = [(0, partly(&[0], &[1], 2500))];
+    assert_eq!(counted(&mut engine, &report, ms(3000)), (vec![(1, ms(2900))], vec![ms(1000)]));
+    let last = Some((1, ms(3600)));
+    let waits = ready(&mut engine, 0, vec![by("w", 0, &[0, 1], &sum(), last)], ms(4000));
+    let time = waits.ranks.values().map(|wait| (wait.time, wait.tensors)).collect::<Vec<_>>();
+    assert_eq!(time, [(ms(1000), 1)]);
+}
+
+/// No node has announced it: it may have ended since the report.
+#[test]
+fn waits_inside_a_node_count_to_the_report() {
+    let mut engine = engine(&[2]);
+    for (now, time) in [(9000, 2000), (9500, 500)] {
+        let age_ms = 700;
+        let report = pb::NodeReport { age_ms, ..partly(&[0], &[1], now - age_ms - 6300) };
+        engine.count_lasting(&[(0, report)].into(), ms(now));
+        let waits = engine.step(Event::Drained, ms(now)).measures.waits;
+        assert_eq!((waits.ranks[&Rank(1)].time, waits.nodes.len()), (ms(time), 0));
+    }
+}

@@ -298,6 +298,11 @@ pub(crate) struct PeerTraffic {
 }
 
 impl PeerTraffic {
+    /// The one with this node itself, which exchanges nothing and has no series.
+    pub(crate) fn own() -> Self {
+        Self { sent: Counter::noop(), received: Counter::noop(), bytes: Default::default() }
+    }
+
     pub(crate) fn new(node: usize, host: &str) -> Self {
         let host = host_label(node, host);
         Self {

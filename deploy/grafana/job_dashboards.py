@@ -27,6 +27,16 @@ RANK_WAIT = "gradwire_coordinator_rank_wait_seconds"
 STEPS = "gradwire_daemon_rank_steps_total"
 BLOCKED = "gradwire_daemon_rank_blocked_seconds_total"
 IN_FLIGHT = "gradwire_daemon_rank_in_flight_seconds_total"
+# Nodes may count the same tensors, and so may the coordinator: this is a lower bound.
+STALLED = (
+    f'max(label_replace(gradwire_coordinator_stalled_tensors{{{JOB}}}, "of", "coordinator", "", "")'
+    f" or gradwire_daemon_stalled_tensors{{{JOB}}})"
+)
+STALLED_MEANS = (
+    "Tensors that have waited longer than negotiation.stall_warning_ms for other nodes or for "
+    "ranks of the same node, at least so many. `gradwire status` and the log name the missing "
+    "ranks."
+)
 NEGOTIATION = "gradwire_coordinator_negotiation_seconds"
 OPERATION = "gradwire_daemon_operation_seconds"
 SENT = "gradwire_daemon_network_sent_bytes_total"
@@ -62,13 +72,9 @@ def overview() -> Dashboard:
         ),
         number(
             "Stalled tensors",
-            "Tensors that have waited longer than negotiation.stall_warning_ms for other nodes or "
-            "for ranks of the same node. `gradwire status` and the log name the missing ranks.",
+            STALLED_MEANS,
             "none",
-            Query(
-                f"max(gradwire_coordinator_stalled_tensors{{{JOB}}}) "
-                f"+ sum(gradwire_daemon_stalled_tensors{{{JOB}}})"
-            ),
+            Query(STALLED),
             bad_from=1,
         ),
         number(
@@ -106,8 +112,8 @@ def overview() -> Dashboard:
             "with operations in flight for which it was not blocked.",
             "percentunit",
             Query(
-                f"1 - sum by (rank) ({rate(BLOCKED, RANKS)}) "
-                f"/ (sum by (rank) ({rate(IN_FLIGHT, RANKS)}) > 0)",
+                f"clamp_min(1 - sum by (rank) ({rate(BLOCKED, RANKS)}) "
+                f"/ (sum by (rank) ({rate(IN_FLIGHT, RANKS)}) > 0), 0)",
                 "rank {{rank}}",
             ),
         ),
@@ -184,7 +190,7 @@ def overview() -> Dashboard:
             "none",
             Query(f"max(gradwire_coordinator_pending_tensors{{{JOB}}})", "pending tensors"),
             Query(f"max(gradwire_coordinator_queued_tensors{{{JOB}}})", "queued tensors"),
-            Query(f"max(gradwire_coordinator_stalled_tensors{{{JOB}}})", "stalled tensors"),
+            Query(STALLED, "stalled tensors"),
             Query(
                 f"max(gradwire_coordinator_operations_in_flight{{{JOB}}})", "operations in flight"
             ),
@@ -252,9 +258,9 @@ def stragglers() -> Dashboard:
         ),
         number(
             "Stalled tensors",
-            "Tensors that have waited longer than negotiation.stall_warning_ms.",
+            STALLED_MEANS,
             "none",
-            Query(f"max(gradwire_coordinator_stalled_tensors{{{JOB}}})"),
+            Query(STALLED),
             bad_from=1,
         ),
         number(

@@ -1250,6 +1250,12 @@ pub struct Report {
     /// that ended on this node
     #[prost(float, tag = "16")]
     pub operations_per_second: f32,
+    /// Tensors that have waited for local ranks for a second: those that have waited longest, as many as
+    /// fit into 1 KiB, and the number of the others.
+    #[prost(message, repeated, tag = "17")]
+    pub partly: ::prost::alloc::vec::Vec<PartlySubmitted>,
+    #[prost(uint32, tag = "18")]
+    pub more_partly: u32,
 }
 /// No rank of this node can do anything until one of its operations ends, and none is running here.
 /// Repeated while it is so. What the node sends before or the coordinator orders afterwards makes it
@@ -1653,6 +1659,11 @@ pub struct NodeReport {
     /// that ended on the node
     #[prost(double, tag = "10")]
     pub operations_per_second: f64,
+    /// For the coordinator alone, which shows them among the pending tensors: as in Report.
+    #[prost(message, repeated, tag = "11")]
+    pub partly: ::prost::alloc::vec::Vec<PartlySubmitted>,
+    #[prost(uint32, tag = "12")]
+    pub more_partly: u32,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct RankReport {

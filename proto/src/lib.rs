@@ -76,4 +76,4 @@ pub const MAX_LANES: u32 = 16;
 pub const MAX_CONTROL_MESSAGE: usize = 4 << 20;
 
 /// The largest report of a node, in bytes (BOUND).
-pub const MAX_REPORT: usize = 1024;
+pub const MAX_REPORT: usize = 2048;

@@ -20,7 +20,8 @@ impl Settings {
 /// # Errors
 /// The first broken rule, with the keys, their values and what to change.
 pub fn validate(settings: &Settings) -> Result<(), String> {
-    let Settings { job, negotiation, data, heartbeat, worker, otlp, recorder, .. } = settings;
+    let Settings { job, negotiation, data, heartbeat, worker, otlp, .. } = settings;
+    let Settings { recorder, tuning, metrics, .. } = settings;
     if heartbeat.timeout <= 2 * heartbeat.interval {
         return Err(format!(
             "heartbeat.timeout_ms = {} must be more than twice heartbeat.interval_ms = {}, \
@@ -65,12 +66,18 @@ pub fn validate(settings: &Settings) -> Result<(), String> {
         ));
     }
     worker.check()?;
-    if !recorder.directory.is_empty() && !recorder.directory.starts_with('/') {
-        return Err(format!(
-            "recorder.directory = {} must be an absolute path, because each daemon has a working \
-             directory of its own",
-            recorder.directory
-        ));
+    let paths = [
+        ("recorder.directory", &recorder.directory),
+        ("tuning.directory", &tuning.directory),
+        ("metrics.token_file", &metrics.token_file),
+    ];
+    for (key, path) in paths {
+        if !path.is_empty() && !path.starts_with('/') {
+            return Err(format!(
+                "{key} = {path} must be an absolute path, because each daemon has a working \
+                 directory of its own"
+            ));
+        }
     }
     if otlp.sample_steps > 0 && otlp.endpoint.is_empty() {
         return Err(format!(

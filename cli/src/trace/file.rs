@@ -57,15 +57,16 @@ impl TraceFile {
         self.is_full
     }
 
-    /// Writes lines, if they fit.
-    pub(super) fn write(&mut self, lines: &[u8]) -> Result<(), CommandError> {
+    /// Writes lines, if they fit. Returns whether they do.
+    pub(super) fn write(&mut self, lines: &[u8]) -> Result<bool, CommandError> {
         let bytes = lines.len() as u64;
         if self.is_full || bytes > self.left {
             self.is_full = true;
-            return Ok(());
+            return Ok(false);
         }
         self.left -= bytes;
-        self.put(lines)
+        self.put(lines)?;
+        Ok(true)
     }
 
     /// Writes the last lines in any case.

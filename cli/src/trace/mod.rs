@@ -254,6 +254,8 @@ struct Traced {
     hosts: usize,
     /// The nodes that have sent events.
     recording: BTreeSet<u32>,
+    /// The events that are in the file.
+    written: u64,
     text: Vec<u8>,
 }
 
@@ -263,7 +265,8 @@ impl Traced {
         let mut text = Vec::new();
         trace.begin(status, &mut text);
         file.write(&text)?;
-        Ok(Self { trace, hosts: status.nodes.len(), recording: BTreeSet::new(), text })
+        let (hosts, recording) = (status.nodes.len(), BTreeSet::new());
+        Ok(Self { trace, hosts, recording, written: 0, text })
     }
 
     fn add(
@@ -283,8 +286,11 @@ impl Traced {
         }
         for batch in window.admit(batch) {
             self.text.clear();
+            let before = self.trace.written();
             self.trace.add(batch, |begin, end| window.contains(begin, end), &mut self.text);
-            file.write(&self.text)?;
+            if file.write(&self.text)? {
+                self.written += self.trace.written() - before;
+            }
         }
         Ok(())
     }
@@ -293,7 +299,7 @@ impl Traced {
         self.text.clear();
         self.trace.end(&mut self.text);
         file.end(&self.text)?;
-        let (written, lost) = (self.trace.written(), self.trace.joiner().lost());
+        let (written, lost) = (self.written, self.trace.joiner().lost());
         let mut summary = format!(
             "{written} events of {}, clocks agree within {:.3} ms",
             count(self.hosts as u64, "host"),

@@ -34,7 +34,6 @@ use gradwire_proto::{
 use self::{
     sets::{ProcessSets, refuse},
     table::{Announced, ReadyTable, Settled},
-    tensor::Tensor,
     waits::Waiting,
 };
 use crate::{
@@ -45,7 +44,7 @@ use crate::{
         event::Announcement,
         process_set::ProcessSet,
         round::{Progress, Round, Slot},
-        status::{MAX_PENDING, MAX_SETS, milliseconds, numbers},
+        status::{MAX_SETS, numbers},
         text,
         violation::Violation,
     },
@@ -123,23 +122,6 @@ impl Agreement {
     /// The names of the tensors that wait for a rank.
     pub(crate) fn pending_names(&self) -> impl Iterator<Item = &str> {
         self.table.pending().map(|(_, _, tensor)| tensor.name.as_str())
-    }
-
-    /// The tensors that have waited longest for a rank, oldest first, for the status.
-    pub(crate) fn pending_status(&self, now: Duration) -> Vec<pb::PendingTensor> {
-        let mut pending: Vec<_> = self.table.pending().collect();
-        pending.sort_unstable_by_key(|(slot, since, _)| (*since, *slot));
-        pending.truncate(MAX_PENDING);
-        let missing = |tensor: &Tensor| {
-            self.sets.get(tensor.set).map_or_else(Vec::new, |set| numbers(&tensor.missing(set)))
-        };
-        let status = pending.into_iter().map(|(_, since, tensor)| pb::PendingTensor {
-            process_set: tensor.set.0,
-            name: tensor.name.to_string(),
-            waiting_ms: milliseconds(now.saturating_sub(since)),
-            missing_ranks: missing(tensor),
-        });
-        status.collect()
     }
 
     /// The first process sets, for the status.

@@ -1,7 +1,8 @@
 //! How long tensors waited for the last rank and the last node, for the metrics.
 //!
 //! The tensors of a step wait at the same time. So the time counted for a rank or a node is the
-//! time in which *any* tensor waited for it: overlapping waits count once.
+//! time in which *any* tensor waited for it: overlapping waits count once. While only one rank is
+//! missing, a wait is counted as it lasts, and the rest at its end.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -52,6 +53,17 @@ impl Waiting {
         }
     }
 
+    /// Counts the wait so far of a tensor that waits only for this node.
+    pub(crate) fn lasts_for_node(&mut self, node: NodeId, since: Duration, now: Duration) {
+        self.node(node, since, now);
+    }
+
+    /// Counts the wait so far of a tensor that waits only for this rank.
+    pub(crate) fn lasts_for_rank(&mut self, rank: Rank, since: Duration, now: Duration) {
+        let time = self.ranks.entry(rank).or_default().add(since, now);
+        self.new.ranks.entry(rank).or_default().time += time;
+    }
+
     /// What has been added since the last call.
     pub(crate) fn take(&mut self) -> Waits {
         std::mem::take(&mut self.new)
@@ -61,6 +73,7 @@ impl Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::command::RankWait;
 
     const fn ms(time: u64) -> Duration {
         Duration::from_millis(time)
@@ -81,6 +94,16 @@ mod tests {
         // A tensor that has waited for a long time completes.
         waiting.rank(rank, ms(90), ms(230));
         assert_eq!(waiting.take().ranks[&rank].time, ms(20));
+    }
+
+    #[test]
+    fn a_wait_that_lasts_counts_once() {
+        let (mut waiting, rank) = (Waiting::default(), Rank(3));
+        waiting.lasts_for_rank(rank, ms(100), ms(1200));
+        assert_eq!(waiting.take().ranks[&rank], RankWait { time: ms(1100), tensors: 0 });
+        waiting.lasts_for_rank(rank, ms(100), ms(2200));
+        waiting.rank(rank, ms(100), ms(2500));
+        assert_eq!(waiting.take().ranks[&rank], RankWait { time: ms(1300), tensors: 1 });
     }
 
     #[test]

@@ -192,7 +192,7 @@ fn a_report_is_checked() {
                 received_bytes_per_second: rates,
                 ..pb::Report::default()
             },
-            "more than 1024",
+            "more than 2048",
         ),
     ] {
         let error = heartbeat(bad).unwrap_err().to_string();

@@ -11,7 +11,11 @@ mod deadlock;
 mod explain;
 mod stall;
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use gradwire_collectives::Topology;
 use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence, VERSION, pb};
@@ -497,9 +501,14 @@ impl Engine {
         self.dispatch.flight.iter().take(MAX_OPERATIONS).map(status).collect()
     }
 
-    /// The whole state, for viewers. The runtime adds its own part.
-    pub fn status(&self, now: Duration) -> pb::StatusResponse {
+    /// The whole state, for viewers, with what the nodes report. The runtime adds its own part.
+    pub fn status(
+        &self,
+        reports: &BTreeMap<u32, pb::NodeReport>,
+        now: Duration,
+    ) -> pb::StatusResponse {
         let counts = self.counts();
+        let (pending, pending_count) = self.pending_status(reports, now);
         let network = self.network.as_ref();
         pb::StatusResponse {
             job: self.config.job.to_string(),
@@ -510,8 +519,8 @@ impl Engine {
             nodes: self.membership.status(now),
             process_sets: self.agreement.set_status(),
             process_set_count: counts.sets as u64,
-            pending: self.agreement.pending_status(now),
-            pending_count: counts.pending as u64,
+            pending,
+            pending_count,
             operations: self.operations(now),
             operations_started: counts.started,
             operations_done: counts.done,

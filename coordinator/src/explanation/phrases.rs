@@ -71,7 +71,7 @@ pub(super) fn waited(
 }
 
 /// ` at train.py:12 in step`: the line from which ranks have submitted these tensors, if it is
-/// known, and how many others there are.
+/// known, and how many others there are. Earlier calls with the same name don't count.
 fn called_at(explanation: &pb::Explanation, waits: &[&pb::Wait]) -> String {
     let is_one = |rank: u32, name: &str| {
         waits.iter().any(|wait| wait.name == name && wait.waiting.contains(&rank))
@@ -79,7 +79,8 @@ fn called_at(explanation: &pb::Explanation, waits: &[&pb::Wait]) -> String {
     let recent =
         explanation.ranks.iter().flat_map(|rank| rank.recent.iter().map(move |it| (rank, it)));
     let sites: BTreeSet<&str> = recent
-        .filter(|(rank, it)| !it.site.is_empty() && is_one(rank.rank, &it.name))
+        .filter(|(_, it)| it.outcome() == pb::Outcome::InFlight && !it.site.is_empty())
+        .filter(|(rank, it)| is_one(rank.rank, &it.name))
         .map(|(_, it)| it.site.as_str())
         .collect();
     let others = sites.len().saturating_sub(1);

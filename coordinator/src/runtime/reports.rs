@@ -52,6 +52,7 @@ impl Runtime {
         if self.engine.phase() != Phase::Running {
             return;
         }
+        self.engine.count_lasting(&reports, self.start.elapsed());
         if self.meeting.is_due(now) {
             self.ask(None, false, false);
         }

@@ -1,6 +1,6 @@
 //! The engine's answers, one command per line.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
 use gradwire_coordinator::{
     engine::Engine,
@@ -205,7 +205,7 @@ pub(crate) fn output(output: &Output) -> String {
 
 /// A status.
 pub(crate) fn status(engine: &Engine, now: Duration) -> String {
-    let status = engine.status(now);
+    let status = engine.status(&BTreeMap::new(), now);
     let mut text = format!("{}: {}\n", status.phase, status.reason);
     for n in &status.nodes {
         let (silent, left) = (Duration::from_millis(n.silent_ms), numbers(&n.left_ranks));

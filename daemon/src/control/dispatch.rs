@@ -133,7 +133,12 @@ impl Dispatcher {
             node.recorder.clone(),
         );
         let hosts = world.nodes.iter().map(|node| node.host.as_str());
-        let traffic = hosts.enumerate().map(|(at, host)| PeerTraffic::new(at, host)).collect();
+        let me = world.node;
+        let traffic = hosts.enumerate().map(|(at, host)| match at == me.index() {
+            true => PeerTraffic::own(),
+            false => PeerTraffic::new(at, host),
+        });
+        let traffic = traffic.collect();
         recording::formed(node, &world);
         let running = Running { world, queue, operations, lanes, mesh, paths, traffic };
         let _ = node.running.set(running);

@@ -206,7 +206,7 @@ fn explain(node: &Node, pb::Explain { number, save }: pb::Explain) -> pb::Explai
     let mut explained = pb::Explained {
         number,
         ranks: states.collect(),
-        partly: node.queue().map(|queue| queue.partly(now)).unwrap_or_default(),
+        partly: node.queue().map(|queue| queue.partly(now, Duration::ZERO)).unwrap_or_default(),
         saved: saving.map(saved),
     };
     if explained.encoded_len() > MAX_BYTES {

@@ -2,12 +2,13 @@
 //! exist anyway, and sends them with heartbeats, so no extra wake-up is needed.
 //!
 //! The daemon computes the rates: the coordinator keeps only the newest report. Lists are bounded,
-//! so that a report has at most 1 KiB (BOUND).
+//! so that a report has at most 2 KiB (BOUND).
 
 use std::time::{Duration, Instant};
 
 use gradwire_proto::pb;
 use procfs::process::Process;
+use prost::Message;
 
 use super::node::{Node, Running};
 use crate::{
@@ -30,6 +31,12 @@ const MAX_RANKS: usize = 32;
 
 /// A report has the peers with the most traffic, up to this number (BOUND).
 const MAX_PEERS: usize = 24;
+
+/// Shorter waits for local ranks are normal.
+const LEAST_WAIT: Duration = Duration::from_secs(1);
+
+/// The most bytes of tensors that wait for local ranks (BOUND).
+const MAX_PARTLY_BYTES: usize = 1024;
 
 /// Counters of the node at one moment.
 #[derive(Debug, Clone)]
@@ -65,6 +72,7 @@ impl Reporter {
         let before = self.before.replace(counts)?;
         let counts = self.before.as_ref()?;
         let stalled = running.queue.overdue(now, node.config.stall_warning);
+        let (partly, more_partly) = fitting(running.queue.partly(now, LEAST_WAIT));
         let workers = node.workers.all();
         let statm = Process::myself().and_then(|me| me.statm());
         Some(pb::Report {
@@ -74,6 +82,8 @@ impl Reporter {
             pieces_in_flight: metrics::pieces_in_flight(),
             queued_tensors: number(running.queue.len()),
             stalled_tensors: number(stalled),
+            partly,
+            more_partly,
             paused_ranks: paused(workers.iter().map(|it| (it.local_rank, it.pause.is_on()))),
             ..rates(&before, counts)
         })
@@ -84,6 +94,21 @@ impl Reporter {
 fn paused(ranks: impl Iterator<Item = (u32, bool)>) -> u32 {
     let first = ranks.filter(|(local, is_on)| *is_on && *local < u32::BITS);
     first.fold(0, |bits, (local, _)| bits | 1 << local)
+}
+
+/// The first of these tensors that fit into a report, and the number of the others.
+fn fitting(partly: Vec<pb::PartlySubmitted>) -> (Vec<pb::PartlySubmitted>, u32) {
+    let (all, mut left) = (partly.len(), MAX_PARTLY_BYTES);
+    let fits = |tensor: &pb::PartlySubmitted| {
+        // With its tag and its length.
+        let bytes = tensor.encoded_len() + 4;
+        let fits = bytes <= left;
+        left -= if fits { bytes } else { 0 };
+        fits
+    };
+    let first: Vec<_> = partly.into_iter().filter(fits).collect();
+    let others = number(all - first.len());
+    (first, others)
 }
 
 fn number(count: usize) -> u32 {
@@ -141,7 +166,6 @@ fn rates(before: &Counts, now: &Counts) -> pb::Report {
 #[cfg(test)]
 mod tests {
     use gradwire_proto::MAX_REPORT;
-    use prost::Message;
 
     use super::*;
 
@@ -190,7 +214,7 @@ mod tests {
 
     /// BOUND: for any counters.
     #[test]
-    fn a_report_has_at_most_1_kib() {
+    fn a_report_has_at_most_2_kib() {
         let began = Instant::now();
         let mut before = counts(began, MAX_RANKS, &[(0, 0); 300]);
         let later = began + Duration::from_millis(3);
@@ -207,7 +231,20 @@ mod tests {
                 ..Total::default()
             };
         });
+        let tensor = |name: usize| pb::PartlySubmitted {
+            process_set: u32::MAX,
+            name: "n".repeat(name),
+            waiting_ms: u64::MAX,
+            submitted: (1 << 30..).take(20).collect(),
+            missing: (1 << 30..).take(20).collect(),
+            is_pair: true,
+        };
+        let (partly, more_partly) = fitting([100, 2000, 90, 90, 90, 40, 0, 0].map(tensor).into());
+        let names: Vec<usize> = partly.iter().map(|tensor| tensor.name.len()).collect();
+        assert_eq!((names, more_partly), (vec![100, 90, 90], 5));
         let report = pb::Report {
+            partly,
+            more_partly: u32::MAX,
             line_bytes_per_second: u64::MAX,
             resident_bytes: u64::MAX,
             shared_bytes: u64::MAX,
@@ -218,6 +255,6 @@ mod tests {
         };
         assert_eq!((report.rank_steps.len(), report.peers.len()), (MAX_RANKS, MAX_PEERS));
         let bytes = report.encoded_len();
-        assert!(bytes <= MAX_REPORT && bytes > MAX_REPORT - 200, "{bytes}");
+        assert!(bytes <= MAX_REPORT && bytes > MAX_REPORT - 500, "{bytes}");
     }
 }

@@ -464,17 +464,22 @@ impl TensorQueue {
         must
     }
 
-    /// The tensors that only some local ranks have submitted, those that have waited longest first.
-    pub(crate) fn partly(&self, now: Instant) -> Vec<pb::PartlySubmitted> {
+    /// The tensors that only some local ranks have submitted at least this long ago, those that have
+    /// waited longest first.
+    pub(crate) fn partly(&self, now: Instant, least: Duration) -> Vec<pb::PartlySubmitted> {
         let sets = self.sets.read();
         let partly = self.entries.iter().filter_map(|item| {
             let (key, entry) = item.pair();
             let (since, _) = entry.waits.filter(|_| entry.announced.is_none())?;
+            let waited = now.saturating_duration_since(since);
+            if waited < least {
+                return None;
+            }
             let missing = entry.missing(sets.get(key.set)?, self.first_rank);
             Some(pb::PartlySubmitted {
                 process_set: key.set.0,
                 name: key.name.to_string(),
-                waiting_ms: milliseconds(now.saturating_duration_since(since)),
+                waiting_ms: milliseconds(waited),
                 missing: missing.map(|local| self.rank(local).0).collect(),
                 submitted: entry.gathering.iter().map(|it| self.rank(it.local_rank).0).collect(),
                 is_pair: entry.gathering.iter().all(|local| pair(&local.request).is_some()),

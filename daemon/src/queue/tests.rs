@@ -154,7 +154,7 @@ fn a_wait_is_reported_at_doubling_intervals() {
     for (waited, expected) in waits.into_iter().chain([(late * 5 / 2, true), (late * 4, false)]) {
         assert_eq!(queue.must_report(begin + waited, limit), expected, "after {waited:?}");
     }
-    let partly = queue.partly(begin + limit);
+    let partly = queue.partly(begin + limit, limit);
     let seen: Vec<_> = partly.iter().map(|it| (&it.name[..], &it.submitted[..])).collect();
     assert_eq!(seen, [("b", &[5][..]), ("c", &[4, 5])]);
     assert_eq!((&partly[0].missing[..], &partly[1].missing[..]), (&[4, 6][..], &[6][..]));
@@ -209,7 +209,7 @@ fn a_send_and_receive_needs_only_its_two_ends() {
         ..Request::plain(Collective::SendReceive, DType::F32, Shape::default())
     };
     assert_eq!(queue.submit(key("near"), with(2, send(6, 4))), Submitted::Waits);
-    let partly = queue.partly(Instant::now());
+    let partly = queue.partly(Instant::now(), Duration::ZERO);
     assert!(partly[0].is_pair && partly[0].missing == [4], "{partly:?}");
     assert_eq!(ranks(&announced(queue.submit(key("near"), with(0, send(6, 4))))), [4, 6]);
     let far = announced(queue.submit(key("far"), with(1, send(0, 5))));

@@ -39,8 +39,8 @@ const READER_LIMIT: Duration = Duration::from_secs(300);
 /// A line that has no newline yet: its source, and whether more of the same line follows.
 type OpenLine = (Source, LineEnd);
 
-/// How many bytes of a line of a rank's standard error are shown: more than a screen. An error
-/// with a text of megabytes would hide all others; files have all of it.
+/// How many bytes of a line of a rank's standard error are shown on a terminal: more than a screen.
+/// An error with a text of megabytes would hide all others.
 const SHOWN: usize = 8 << 10;
 
 /// Adds prefixes to lines. Pure: it returns bytes.
@@ -53,6 +53,10 @@ struct Layout {
     /// Whether both outputs are the same terminal, where an open line of one must be closed before
     /// the other writes.
     shared: bool,
+    /// Whether standard error is a terminal, where long lines are cut.
+    cuts: bool,
+    /// Whether files have all output, too.
+    has_files: bool,
     /// Whether the standard output of ranks gets no prefix.
     bare: bool,
     /// The clock, if lines begin with the time.
@@ -106,6 +110,9 @@ impl Layout {
             Source::Ranks(ranks) if let Some(rank) = ranks.first() => rank,
             _ => return bytes.extend_from_slice(text),
         };
+        if !self.cuts {
+            return bytes.extend_from_slice(text);
+        }
         let before = self.lengths.remove(rank).unwrap_or_default();
         let length = before + text.len();
         let mut shown = SHOWN.saturating_sub(before).min(text.len());
@@ -117,8 +124,12 @@ impl Layout {
         if line.end == LineEnd::Open {
             self.lengths.insert(*rank, length);
         } else if length > SHOWN + 4 {
-            let note = format!("… ({length} bytes; --output-dir DIR writes all of it to a file)");
-            bytes.extend_from_slice(note.as_bytes());
+            let all = if self.has_files {
+                "the file of this output has all of it"
+            } else {
+                "--output-dir DIR writes all of it to a file"
+            };
+            bytes.extend_from_slice(format!("… ({length} bytes; {all})").as_bytes());
         }
     }
 
@@ -225,10 +236,11 @@ struct Writer {
 
 impl Writer {
     fn new(files: Option<Files>, bare: bool, with_time: bool, meter: Arc<Meter>) -> Self {
-        let shared = io::stdout().is_terminal() && io::stderr().is_terminal();
+        let cuts = io::stderr().is_terminal();
+        let (shared, has_files) = (io::stdout().is_terminal() && cuts, files.is_some());
         let clock = with_time.then_some(SystemTime::now as fn() -> SystemTime);
         Self {
-            layout: Layout { shared, bare, clock, ..Layout::default() },
+            layout: Layout { shared, cuts, has_files, bare, clock, ..Layout::default() },
             stdout: BufWriter::new(io::stdout()),
             stderr: BufWriter::new(io::stderr()),
             last: Stream::Stdout,
@@ -353,7 +365,7 @@ mod tests {
     }
 
     fn shown(shared: bool, lines: &[Line]) -> String {
-        let mut layout = Layout { shared, ..Layout::default() };
+        let mut layout = Layout { shared, cuts: true, ..Layout::default() };
         let mut parts: Vec<_> = lines.iter().flat_map(|line| layout.lay(line)).collect();
         parts.extend(layout.close());
         parts.into_iter().map(|(_, bytes)| String::from_utf8(bytes).unwrap()).collect()
@@ -425,6 +437,9 @@ mod tests {
         let end = format!("é… ({length} bytes; --output-dir DIR writes all of it to a file)\n");
         assert!(text.starts_with("[1] éé") && text.ends_with(&end), "{}", text.len());
         assert_eq!(shown(false, &[line(1, Stderr, "short", Newline)]), "[1] short\n");
+        let mut layout = Layout::default();
+        let written = parts.iter().flat_map(|line| layout.lay(line)).map(|(_, bytes)| bytes.len());
+        assert_eq!(written.sum::<usize>(), length + "[1] \n".len(), "a file gets all of it");
         let whole = parts.map(|line| Line { stream: Stdout, ..line });
         assert_eq!(shown(false, &whole).len(), length + "[1] \n".len(), "results are not cut");
     }

@@ -273,7 +273,7 @@ pub async fn run(
         let text = format!("{ranks} on {hosts} succeeded after {seconds:.1} s");
         let _ = console.try_send(Line::note(&text).into());
     }
-    report = report.with_output(options.output_dir.as_deref());
+    report = report.with_output(options.output_dir.as_deref(), options.verbose);
     // This closes the standard inputs of the agents.
     drop(agents);
     // A report on standard error must not wait for a reader of standard output.

@@ -341,10 +341,9 @@ fn report(node: u32, nodes: u32, uptime: Duration) -> pb::Report {
         shared_bytes: 256 << 20,
         pieces_in_flight: 8,
         queued_tensors: 16,
-        stalled_tensors: 0,
-        paused_ranks: 0,
         rank_blocked: vec![((1.0 - full) * 255.0) as u8, 0, 0, 0],
         operations_per_second: 100.0,
+        ..pb::Report::default()
     }
 }
 

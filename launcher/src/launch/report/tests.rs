@@ -49,7 +49,7 @@ fn a_disagreement_is_reported_once() {
     let what = "the ranks disagree on shape\n  ranks  shape\n  0      [2]\n  1      *[3]";
     let failure = Failure::new(FailureKind::Disagreement, what).tensor("w").hint("do\u{7}");
     let causes = [ended(Role::Rank(0), ProcessEnd::Code(1), 1000)];
-    let report = JobReport::new(&causes, Some(&failure), true).with_output(None);
+    let report = JobReport::new(&causes, Some(&failure), true).with_output(None, false);
     assert_eq!(
         report.lines,
         [
@@ -71,7 +71,7 @@ fn the_end_of_the_blamed_rank_is_reported() {
     let failure = lost(1).hint("see dmesg");
     let report = |rank| {
         let causes = [ended(Role::Rank(rank), ProcessEnd::Signal(9), 1000)];
-        JobReport::new(&causes, Some(&failure), true).with_output(Some(Path::new("out")))
+        JobReport::new(&causes, Some(&failure), true).with_output(Some(Path::new("out")), false)
     };
     let lines = report(1).lines;
     assert!(lines[0].starts_with("gradwire: rank 1 on host 127.0.0.2 (pid 123) was killed"));
@@ -113,7 +113,7 @@ fn a_summary_is_one_line() {
                  start: out of memory";
     assert_eq!(text, right);
     let what = "two\nlines".to_owned();
-    let refused = Cause::NotStarted { what, hint: String::new() };
+    let refused = Cause::not_started(what, String::new());
     assert_eq!(summary(&[refused], None).as_deref(), Some("two lines"));
 }
 
@@ -201,7 +201,7 @@ fn a_daemon_with_its_own_cause_goes_first() {
 
 #[test]
 fn all_reasons_not_to_start_are_listed() {
-    let missing = |what: &str| Cause::NotStarted { what: what.into(), hint: "do".into() };
+    let missing = |what: &str| Cause::not_started(what.into(), "do".into());
     let report = JobReport::new(&[missing("a"), missing("b")], None, true);
     assert_eq!(report.lines, ["error: a", "hint: do", "error: b", "hint: do"]);
     assert_eq!(JobReport::new(&[], None, true), JobReport::well());
