@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from gradwire import _native, _world
 from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
-from gradwire._ops import Adasum, ReduceOp, factors, reduce_op
+from gradwire._ops import OPS, Adasum, ReduceOp, factors, reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set, native_set
 from gradwire.jax import _derivatives, _errors, _tracing
 from gradwire.jax._exchange import Plan
@@ -93,14 +93,17 @@ def _call(
             raise InvalidRequest(
                 f"the name '{each[:60]}…' is longer than {_MAX_NAME} bytes", kind="invalid"
             )
-    _tracing.claim([prefix] if collective == "barrier" else names)
-    reduction, (before, after) = "", factors(prescale_factor, postscale_factor)
-    if collective in ("allreduce", "reducescatter"):
-        chosen = reduce_op(op)
-        if chosen == Adasum:
-            raise InvalidRequest("gradwire.jax has no Adasum: use Average", kind="invalid")
-        reduction = chosen.name
-    root = whole_number("root_rank", root_rank or 0)
+    given_numbers = {
+        "root_rank": (root_rank, "a whole number"),
+        "prescale_factor": (prescale_factor, "a number"),
+        "postscale_factor": (postscale_factor, "a number"),
+        "op": (op, "a reduction"),
+    }
+    for argument, (value, kind) in given_numbers.items():
+        _check_known(argument, value, kind)
+    before, after = factors(prescale_factor, postscale_factor)
+    reduction = _reduction(op) if collective in ("allreduce", "reducescatter") else ""
+    root = whole_number("root_rank", root_rank) if collective == "broadcast" else 0
     if collective == "broadcast" and root not in ranks:
         raise InvalidRequest(
             f"root_rank={root}: it must be one of the ranks {ranks}", kind="invalid"
@@ -110,6 +113,7 @@ def _call(
             _check_rows(what, leaf, text, len(ranks) if collective == "alltoall" else 1)
     plan = Plan(
         collective=collective,
+        prefix=prefix,
         names=(prefix,) if collective == "barrier" else names,
         members=len(ranks),
         position=position,
@@ -127,6 +131,31 @@ def _call(
     results = run(plan, tuple(given))
     back = [each.astype(dtype) if dtype else each for each, dtype in zip(results, wide)]
     return structure.unflatten(back)
+
+
+def _check_known(argument: str, value: Any, kind: str) -> None:
+    """Refuses an argument whose value the compiled function only has when it runs."""
+    if isinstance(value, jax.core.Tracer):
+        raise InvalidRequest(
+            f"{argument} is an array that is traced: it must be {kind} that is known when the "
+            "function is traced, such as an argument in jax.jit's static_argnames",
+            kind="invalid",
+        )
+
+
+def _reduction(op: ReduceOp | int | None) -> str:
+    """Returns the name of a reduction."""
+    try:
+        chosen = reduce_op(op)
+    except InvalidRequest:
+        usable = [each.name.title().replace("-", "") for each in OPS if each != Adasum]
+        names = ", ".join(f"gradwire.jax.{each}" for each in usable)
+        raise InvalidRequest(
+            f"op={op!r} is not a reduction: use one of {names}", kind="invalid"
+        ) from None
+    if chosen == Adasum:
+        raise InvalidRequest("gradwire.jax has no Adasum: use Average", kind="invalid")
+    return chosen.name
 
 
 def _check_rows(what: str, leaf: Any, path: str, members: int) -> None:
@@ -171,7 +200,7 @@ def allreduce(
         tree: An array, or a tree of arrays, of any supported dtypes and shapes. All ranks pass the
             same structure, dtypes and shapes.
         name: Identifies the call across ranks, together with the path of each array in the tree.
-            Two calls in one compiled function need different names.
+            Calls of one name in a compiled function run one after the other.
         op: The reduction; ``Average`` by default. Averages of integers are truncated.
         prescale_factor: A finite factor for each contribution. Integer products are truncated.
         postscale_factor: A finite factor for the result.
@@ -421,8 +450,8 @@ def average_gradients(
     all ranks. Each update counts as a training step in the metrics.
 
     Args:
-        name: Identifies the gradients across ranks. Two transformations in one compiled function
-            need different names.
+        name: Identifies the gradients across ranks. Transformations of one name in a compiled
+            function run one after the other.
         op: The reduction; ``Average`` by default.
         process_set: The participating ranks. The default is all ranks.
         compression: ``bf16`` or ``fp16`` exchanges wider floats in that type; sums are computed in

@@ -34,8 +34,23 @@ def _is_inexact(leaf: Any) -> bool:
 
 
 def _back(plan: Plan, collective: str, **changes: Any) -> Plan:
-    names = tuple(f"{name}.backward" for name in plan.names)
-    return replace(plan, collective=collective, names=names, is_step=False, **changes)
+    """Returns the plan of the call in the backward pass.
+
+    If a function that contains a gradient is differentiated, the call has another backward pass:
+    its second derivative, whose names end in ``.backward.2``. So these names don't depend on the
+    order in which JAX traces the passes, nor on what this rank has traced before, and the passes
+    need not wait for each other.
+    """
+    ending = f".backward.{plan.derivatives + 1}" if plan.derivatives else ".backward"
+    return replace(
+        plan,
+        collective=collective,
+        prefix=plan.prefix + ending,
+        names=tuple(name + ending for name in plan.names),
+        is_step=False,
+        derivatives=0,
+        **changes,
+    )
 
 
 def _scaled(leaf: Any, factor: float) -> Any:
@@ -49,11 +64,12 @@ def _scaled(leaf: Any, factor: float) -> Any:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def collective(plan: Plan, leaves: Arrays) -> Arrays:
     """Returns the results of a call; all of its arrays are exchanged."""
-    return exchange(plan, leaves)
+    return exchange(replace(plan, derivatives=0), leaves)
 
 
 def _forward(plan: Plan, leaves: Arrays) -> tuple[Arrays, tuple[Shapes, Arrays]]:
-    results = collective(plan, leaves)
+    # What differentiates this function again takes one more derivative of the call.
+    results = collective(replace(plan, derivatives=plan.derivatives + 1), leaves)
     masks: Arrays = ()
     if plan.op in ("min", "max"):
         # Whether this rank has the extremum of all ranks.
@@ -150,8 +166,8 @@ def _gathered(plan: Plan, parts: Arrays, shapes: Shapes) -> Arrays:
 def _to_holders(plan: Plan, masks: Arrays, given: Arrays) -> Arrays:
     """Returns the gradients of a minimum or maximum, which go to the ranks that had it."""
     own = tuple(mask.astype(each.dtype) for mask, each in zip(masks, given))
-    holders = tuple(f"{name}.holders" for name in plan.names)
     back = _back(plan, "allreduce", op="sum", prescale=1.0, postscale=1.0)
+    holders = tuple(f"{name}.holders" for name in back.names)
     found = collective(replace(back, names=back.names + holders), (*given, *own))
     totals, counts = found[: len(given)], found[len(given) :]
     counts = tuple(jax.lax.stop_gradient(jnp.maximum(count, 1)) for count in counts)

@@ -3,7 +3,7 @@
 ``start`` submits an operation and returns a token; ``done`` takes the tokens of all starts of its
 call. Both are functions of the native module that XLA calls without Python
 (docs/decisions/043-jax.md). Both have side effects, so XLA neither drops nor repeats them, and both
-reuse the memory of their arrays.
+reuse the memory of their arrays. ``_order`` lets calls of one name run one after the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from gradwire import _native, _world
-from gradwire.jax import _tracing
+from gradwire.jax import _order, _tracing
 
 # The number of an operation, in two parts: XLA may have no 64-bit integers.
 _TOKEN = jax.ShapeDtypeStruct((2,), np.uint32)
@@ -29,6 +29,7 @@ class Plan:
 
     Attributes:
         collective: Its name in the native module.
+        prefix: The name of the call: calls of one name run one after the other.
         names: The name of the operation on each array.
         members: The number of ranks that take part.
         position: The position of this rank among them.
@@ -40,9 +41,11 @@ class Plan:
         root_position: Its position among the members.
         is_step: Whether the call ends a training step.
         site: The line of the program that makes the call.
+        derivatives: How many derivatives of the call are taken already: they have other names.
     """
 
     collective: str
+    prefix: str
     names: tuple[str, ...]
     members: int
     position: int
@@ -54,6 +57,7 @@ class Plan:
     root_position: int = 0
     is_step: bool = False
     site: str = ""
+    derivatives: int = 0
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the result for an array of this shape."""
@@ -74,23 +78,19 @@ class Plan:
 def _start(plan: Plan, name: str, leaves: tuple[Any, ...]) -> tuple[list[Any], Any]:
     """Starts an operation; returns the same arrays, and the token."""
     same = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-    call = jax.ffi.ffi_call(
-        "gradwire_start",
-        (*same, _TOKEN),
-        has_side_effect=True,
-        input_output_aliases={at: at for at in range(len(leaves))},
-    )
     # Texts, because XLA's numbers depend on its settings. `repr` keeps all bits of a float.
-    *kept, token = call(
-        *leaves,
-        collective=plan.collective,
-        name=name,
-        process_set=str(plan.process_set),
-        op=plan.op,
-        prescale=repr(plan.prescale),
-        postscale=repr(plan.postscale),
-        root=str(plan.root),
-        site=plan.site,
+    texts = {
+        "collective": plan.collective,
+        "name": name,
+        "process_set": str(plan.process_set),
+        "op": plan.op,
+        "prescale": repr(plan.prescale),
+        "postscale": repr(plan.postscale),
+        "root": str(plan.root),
+        "site": plan.site,
+    }
+    *kept, token = _order.call(
+        "gradwire_start", [*same, _TOKEN], leaves, texts, order=plan.prefix, aliases=len(leaves)
     )
     return kept, token
 
@@ -108,17 +108,14 @@ def _run(plan: Plan, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
             tokens.append(token)
     results = [jax.ShapeDtypeStruct(plan.shape(leaf.shape), leaf.dtype) for leaf in leaves]
     given = kept if plan.in_place else []
-    call = jax.ffi.ffi_call(
+    texts = {"tokens": str(len(tokens)), "step": str(int(plan.is_step))}
+    ended = _order.call(
         "gradwire_done",
-        tuple(results),
-        has_side_effect=True,
-        input_output_aliases={at: at for at in range(len(given))},
-    )
-    ended = call(
-        *given,
-        *tokens,
-        tokens=str(len(tokens)),
-        step=str(int(plan.is_step)),
+        results,
+        [*given, *tokens],
+        texts,
+        order=plan.prefix,
+        aliases=len(given),
     )
     return tuple(ended)
 

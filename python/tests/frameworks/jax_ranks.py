@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -260,6 +261,49 @@ def test_gradients_of_gradients_and_mixed_trees(mode: Callable[[Any], Any]) -> N
     np.testing.assert_allclose(found, size * 36 * size**2 * total**3, rtol=1e-9)
 
 
+def test_second_derivatives_in_compiled_code() -> None:
+    """Each backward pass of a call has its own name, also in loops and checkpoints."""
+    own = of_rank("float64", (2 * gw.size(),))
+    calls: dict[str, Callable[[Any], Any]] = {
+        "allreduce": lambda x: gw.allreduce(x, name="a"),
+        "max": lambda x: gw.allreduce(x, name="m", op=gw.Max),
+        "allgather": lambda x: gw.allgather(x, name="g"),
+        "broadcast": lambda x: gw.broadcast(x, 0, name="b"),
+        "reducescatter": lambda x: gw.reducescatter(x[1:], name="r"),
+        "alltoall": lambda x: gw.alltoall(x, name="t"),
+        "tree": lambda x: sum(gw.allreduce([x, x * x[::-1]], name="l")),
+    }
+
+    def looped(loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def body(x: Any, _: Any) -> Any:
+            return x * 0.5 + 0.01 * loss(x), None
+
+        return lambda x: jax.lax.scan(body, x, None, length=2)[0].sum()
+
+    for what, call in calls.items():
+
+        def loss(x: Any, call: Callable[[Any], Any] = call) -> Any:
+            return (call(x * x) ** 3).sum()
+
+        def product(loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            return jax.grad(lambda x: jnp.vdot(jax.grad(loss)(x), own))
+
+        tried = {"second": product(loss)}
+        if what == "allreduce":
+            tried |= {
+                "checkpoint": product(jax.checkpoint(loss)),
+                "function": product(jax.jit(loss)),
+                "loop": product(looped(loss)),
+            }
+        for order, function in tried.items():
+            expected = function(own)
+            found = jax.jit(function)(own)
+            np.testing.assert_allclose(found, expected, rtol=1e-9, err_msg=f"{what} {order}")
+    names = re.findall(r'name = "([^"]*)"', jax.jit(tried["second"]).lower(own).as_text())
+    ends = ["", ".backward", ".backward.2", ".backward.backward"]
+    assert sorted(names) == sorted(f"allreduce.l[{at}]{end}" for at in (0, 1) for end in ends)
+
+
 def test_places_that_are_refused() -> None:
     x = jnp.ones((4, 2))
     for function in (gw.allreduce, jax.jit(gw.allreduce)):
@@ -277,9 +321,19 @@ def test_places_that_are_refused() -> None:
 
 def test_arguments_that_are_refused() -> None:
     x = jnp.ones((2 * gw.size() + 1, 2))
+
+    def traced(argument: str, function: Callable[..., Any]) -> Any:
+        return jax.jit(lambda x, value: function(x, **{argument: value}))(x, 1)
+
     wrong: list[tuple[str, Callable[[], Any]]] = [
         ("root_rank=99", lambda: gw.broadcast(x, 99)),
         ("op=77", lambda: gw.allreduce(x, op=77)),
+        (r"jax\.Average, gradwire\.jax\.Sum, gradwire\.jax\.Min", lambda: gw.allreduce(x, op=77)),
+        ("root_rank=None", lambda: gw.broadcast(x, None)),
+        ("root_rank .* a whole number that is known", lambda: traced("root_rank", gw.broadcast)),
+        ("prescale_factor .* known", lambda: traced("prescale_factor", gw.allreduce)),
+        ("postscale_factor .* known", lambda: traced("postscale_factor", gw.reducescatter)),
+        ("op .* a reduction that is known", lambda: traced("op", gw.allreduce)),
         ("Adasum", lambda: gw.allreduce(x, op=gradwire.Adasum)),
         ("prescale_factor", lambda: gw.allreduce(x, prescale_factor=float("nan"))),
         ("dimension", lambda: gw.reducescatter(jnp.float32(1))),
@@ -294,14 +348,61 @@ def test_arguments_that_are_refused() -> None:
             call()
 
 
-def test_a_name_is_used_once_in_a_function() -> None:
-    def program(x: Any) -> Any:
-        return gw.allreduce(x, name="x") + gw.allreduce(x, name="x")
+def late(x: Any, seconds: Any) -> Any:
+    """Returns the array after a while, in a compiled function."""
 
-    with pytest.raises(gw.InvalidRequest, match=r"allreduce\.x"):
-        jax.jit(program)(jnp.ones(2))
-    same(program(jnp.ones(2)), np.full(2, 2.0))  # one after the other
+    def waits(x: Any, seconds: Any) -> Any:
+        time.sleep(float(seconds))
+        return np.asarray(x)
 
+    return jax.pure_callback(waits, jax.ShapeDtypeStruct(x.shape, x.dtype), x, seconds)
+
+
+def test_calls_of_one_name_keep_their_order() -> None:
+    """The arrays of the first call are ready last on some ranks, so XLA would start the others."""
+    layer = jax.jit(lambda x: gw.allreduce(x, name="layer", op=gw.Sum))
+    layer(jnp.ones(3))  # From now on JAX does not trace it again for these arrays.
+    total = gw.size() * (gw.size() + 1) / 2
+
+    def functions(a: Any, b: Any) -> Any:
+        return layer(a), layer(b)
+
+    def calls(a: Any, b: Any) -> Any:
+        return gw.allreduce(a, op=gw.Sum), gw.allreduce(b, op=gw.Sum)
+
+    def loops(a: Any, b: Any) -> Any:
+        def twice(x: Any) -> Any:
+            return jax.lax.fori_loop(0, 2, lambda _, y: layer(y) / gw.size(), x) * gw.size()
+
+        return twice(a), twice(b)
+
+    def rows(a: Any, b: Any) -> Any:
+        found = jax.lax.scan(lambda _, x: (0, layer(x)), 0, jnp.stack([a, b]), unroll=2)[1]
+        return found[0], found[1]
+
+    def branches(a: Any, b: Any) -> Any:
+        first = jax.lax.cond(a[0] > 0, layer, lambda x: x, a)
+        return first, jax.lax.cond(a[0] > 0, lambda x: -layer(x), layer, -b)
+
+    def twice_back(a: Any, b: Any) -> Any:
+        back = jax.vjp(layer, a)[1]
+        return back(a)[0], back(b)[0]
+
+    for program in (functions, calls, loops, rows, branches, twice_back):
+
+        def both(seconds: Any, program: Callable[[Any, Any], Any] = program) -> Any:
+            own = jnp.full(3, gw.rank() + 1.0)
+            return program(late(own, seconds[0]), late(own * 10, seconds[1]))
+
+        compiled = jax.jit(both)
+        for step in range(3):
+            slow = (gw.rank() + step) % 2
+            first, second = compiled(jnp.array([0.1 * slow, 0.1 * (1 - slow)]))
+            np.testing.assert_allclose(first, np.full(3, total), err_msg=program.__name__)
+            np.testing.assert_allclose(second, np.full(3, 10 * total), err_msg=program.__name__)
+
+
+def test_a_function_is_traced_for_each_shape() -> None:
     @jax.jit
     def traced_again(x: Any) -> Any:
         return gw.allreduce(x, name="x")
