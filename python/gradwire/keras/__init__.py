@@ -87,6 +87,7 @@ from gradwire._built import (
     rocm_built,
 )
 from gradwire.keras import _backends, callbacks, elastic
+from gradwire.keras._backends import last_error
 from gradwire.keras._models import (
     broadcast_variables,
     load_model,
@@ -149,6 +150,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "last_error",
     "load_model",
     "local_rank",
     "local_size",

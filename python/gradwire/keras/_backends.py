@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from gradwire import _world
-from gradwire._errors import InvalidRequest
+from gradwire._errors import GradwireError, InvalidRequest
 from gradwire._ops import reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
 
@@ -20,6 +20,9 @@ if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 10):
         f"gradwire.keras needs Keras 3.10 or newer, and this is {keras.__version__}: "
         "pip install --upgrade keras"
     )
+
+# Keras otherwise replaces an exception that a layer raises by one without its attributes.
+GradwireError._keras_call_info_injected = True  # type: ignore[attr-defined]
 
 # Reduces gradients; called with the gradients and their variables.
 Exchange = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
@@ -135,6 +138,46 @@ def in_update(
         is_update, lambda given: exchange(given, variables), list, list(gradients)
     )
     return found
+
+
+def last_error() -> GradwireError | None:
+    """Returns the exception behind the last ``JaxRuntimeError`` of a training with JAX.
+
+    With the other backends of Keras, methods such as ``fit`` raise the exception itself.
+
+    Returns:
+        The exception, with its kind, rank, host and tensor; None if none has failed, or with
+        another backend.
+
+    Example:
+        ```python
+        try:
+            model.fit(images, digits)
+        except jax.errors.JaxRuntimeError:
+            print(hvd.last_error().rank)
+            raise
+        ```
+    """
+    if keras.backend.backend() != "jax":
+        return None
+    from gradwire import jax
+
+    return jax.last_error()
+
+
+def is_variable(value: object) -> bool:
+    """Returns whether something is a variable of Keras, or of the backend in such a one."""
+    if isinstance(value, keras.Variable):
+        return True
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return isinstance(value, tf.Variable)
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return isinstance(value, torch.nn.Parameter)
+    return False
 
 
 def divided(gradient: Any, by: int) -> Any:

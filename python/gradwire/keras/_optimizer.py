@@ -36,7 +36,9 @@ class _Options:
     ) -> None:
         self.exchange, self.process_set, self.factor = exchange, process_set, factor
         self.scale_local = scale_local
-        self.local: set[int] = set()
+        # The variables whose gradients stay here, by their identity, which needs a reference.
+        self.local: dict[int, Any] = {}
+        self.declared: list[Any] = []
         self.variables: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Options:
@@ -52,9 +54,38 @@ class _Distributed:
         """Keeps the gradient of a variable on this rank: it is not exchanged.
 
         Args:
-            variable: A variable of the model.
+            variable: A variable of the model: that of Keras, or the one of TensorFlow or PyTorch
+                in it.
+
+        Raises:
+            InvalidRequest: It is not a variable of the optimizer. Before the first step, which
+                makes them known, that step raises it.
         """
-        self._gradwire.local.add(id(variable))
+        if not _backends.is_variable(variable):
+            raise InvalidRequest(
+                f"register_local_var() takes a variable of the model, and this is a "
+                f"{type(variable).__name__}",
+                kind="invalid",
+            )
+        if getattr(self, "built", False):
+            self._check_known(variable)
+        self._gradwire.declared.append(variable)
+        self._gradwire.local[id(variable)] = variable
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)  # type: ignore[misc]
+        for each in self._gradwire.declared:
+            self._check_known(each)
+
+    def _check_known(self, variable: Any) -> None:
+        known = self._trainable_variables  # type: ignore[attr-defined]
+        if not any(variable is each or variable is each.value for each in known):
+            name = getattr(variable, "path", None) or getattr(variable, "name", "of no name")
+            raise InvalidRequest(
+                f"the variable {name} of register_local_var() is not one of the "
+                f"{len(known)} variables that this optimizer trains",
+                kind="invalid",
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A LossScaleOptimizer clears this attribute of the optimizer that it wraps.
@@ -80,7 +111,12 @@ class _Distributed:
             )
         if options.factor != 1:
             given = [gradient * options.factor for gradient in given]
-        shared = [at for at, each in enumerate(variables) if id(each) not in options.local]
+        local = options.local
+        shared = [
+            at
+            for at, each in enumerate(variables)
+            if id(each) not in local and id(each.value) not in local
+        ]
         reduced = _backends.in_update(
             self, options.exchange, [given[at] for at in shared], [variables[at] for at in shared]
         )
@@ -241,6 +277,6 @@ def PartialDistributedOptimizer(
             )
     made = DistributedOptimizer(optimizer, **options)
     for layer in layers:
-        for weight in layer.trainable_weights:
-            made.register_local_var(weight)
+        # One list of layers may be for several optimizers, of which each trains some.
+        made._gradwire.local.update((id(weight), weight) for weight in layer.trainable_weights)
     return made

@@ -32,6 +32,9 @@ def as_array(tensor: tf.Tensor) -> np.ndarray:
     kind = tensor.dtype
     if kind.is_quantized or not (kind.is_bool or kind.is_numpy_compatible):
         raise InvalidRequest(f"tensors of {kind.name} can't be exchanged", kind="invalid")
+    if not tensor.shape.rank:
+        # For short floats, TensorFlow returns a number, which NumPy does not take for an array.
+        return np.asarray(tensor.numpy(), kind.as_numpy_dtype)
     return np.asarray(tensor)
 
 

@@ -47,8 +47,29 @@ def as_tensors(values: Any) -> list[tf.Tensor]:
     return [as_tensor(value) for value in not_empty(list(values))]
 
 
-def _backward(name: str | None) -> str | None:
+def backward_name(name: str | None) -> str | None:
+    """Returns the name of the call that computes the gradient of a call."""
     return None if name is None else f"{name}.backward"
+
+
+def check_differentiable(op: ReduceOp) -> None:
+    """Raises NotImplementedError if an allreduce has no gradient that is an allreduce."""
+    if op not in (Average, Sum, Adasum):
+        raise NotImplementedError(f"an allreduce with {op!r} can't be differentiated")
+
+
+def own_rows(total: tf.Tensor, rows: tf.Tensor, at: tf.Tensor, given: tf.Tensor) -> tf.Tensor:
+    """Returns this rank's part of a tensor that is like a gathered one.
+
+    Args:
+        total: The tensor.
+        rows: The number of rows from each contributing rank.
+        at: This rank's position among them.
+        given: What this rank gave to the gathered tensor.
+    """
+    first = tf.reduce_sum(rows[:at])
+    # A tensor without dimensions counts as one row.
+    return tf.reshape(total[first : first + rows[at]], tf.shape(given))
 
 
 def _scaled(tensor: tf.Tensor, by: float) -> tf.Tensor:
@@ -132,11 +153,9 @@ def allreduce(
         [results] = run([reduction(given, name, op, before, after, process_set)])
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            if op not in (Average, Sum, Adasum):
-                raise NotImplementedError(f"an allreduce with {op!r} can't be differentiated")
-            return allreduce(
-                _dense(upstream), _backward(name), op, before * after, 1.0, process_set
-            )
+            check_differentiable(op)
+            ups, back = _dense(upstream), backward_name(name)
+            return allreduce(ups, back, op, before * after, 1.0, process_set)
 
         return results, gradient
 
@@ -189,14 +208,10 @@ def allgather(
         *results, rows, at = found
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            back = _backward(name)
+            back = backward_name(name)
             reduced = allreduce(_dense(upstream), back, Average, 1.0, 1.0, process_set)
-            own = []
-            for row, total, tensor in zip(tf.unstack(rows), reduced, given):
-                first = tf.reduce_sum(row[:at])
-                # A tensor without dimensions counts as one row.
-                own.append(tf.reshape(total[first : first + row[at]], tf.shape(tensor)))
-            return own
+            parts = zip(reduced, tf.unstack(rows), given)
+            return [own_rows(total, row, at, tensor) for total, row, tensor in parts]
 
         return results, gradient
 
@@ -217,7 +232,7 @@ def broadcast(
         [[result]] = run([copying(given, root_rank, name, process_set)])
 
         def gradient(*upstream: tf.Tensor) -> tf.Tensor:
-            back = _backward(name)
+            back = backward_name(name)
             [reduced] = allreduce(_dense(upstream), back, Average, 1.0, 1.0, process_set)
             # Zeros that depend on the reduced value, so that all ranks take part in a second
             # differentiation.
@@ -259,7 +274,7 @@ def alltoall(
         [[result, received]] = run([Start(sent, begin, [like_rows(given), counts])])
 
         def gradient(upstream: tf.Tensor, _: Any) -> tf.Tensor:
-            back, _ = alltoall(_dense([upstream])[0], received, _backward(name), process_set)
+            back, _ = alltoall(_dense([upstream])[0], received, backward_name(name), process_set)
             # Rows beyond the splits were not sent.
             missing = tf.shape(given)[0] - tf.shape(back)[0]
             return tf.pad(back, [[0, missing]] + [[0, 0]] * (len(given.shape) - 1))
@@ -296,7 +311,7 @@ def reducescatter(
                 raise NotImplementedError(f"a reducescatter with {op!r} can't be differentiated")
             by = before * after * (members(process_set) if op == Sum else 1)
             ups = [up * tf.cast(by, up.dtype) for up in _dense(upstream)]
-            return allgather(ups, _backward(name), process_set)
+            return allgather(ups, backward_name(name), process_set)
 
         return results, gradient
 

@@ -18,10 +18,9 @@ from gradwire._arguments import compressor
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Adasum, Average, ReduceOp, factors, reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
-from gradwire.tensorflow import _sparse
+from gradwire.tensorflow import _together
 from gradwire.tensorflow._compression import Compression, Compressor
-from gradwire.tensorflow._derivatives import reduction
-from gradwire.tensorflow._running import Start, run
+from gradwire.tensorflow._derivatives import as_tensor
 
 # A bucket of this size takes no more gradients. Each bucket costs a call into Python.
 _BUCKET_BYTES = 8 << 20
@@ -89,7 +88,11 @@ class Exchange:
         return _world.is_elastic() or _world.members(self.process_set) > 1
 
     def __call__(
-        self, gradients: Sequence[Any], variables: Sequence[Any], generic_names: bool = False
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        generic_names: bool = False,
+        differentiable: bool = False,
     ) -> list[Any]:
         """Returns the reduced gradients; None for those that are None.
 
@@ -97,6 +100,7 @@ class Exchange:
             gradients: Tensors, ``tf.IndexedSlices`` and None. All ranks have the same ones.
             variables: Their variables, whose names identify the gradients across ranks.
             generic_names: Whether numbers identify them instead.
+            differentiable: Whether a program may differentiate the results again.
         """
         results = list(gradients)
         if not self.is_needed:
@@ -114,20 +118,21 @@ class Exchange:
                 values, contexts[at] = self.compression.compress(gradient.values)
                 sent[at] = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
             elif gradient is not None:
-                sent[at], contexts[at] = self.compression.compress(gradient)
+                sent[at], contexts[at] = self.compression.compress(as_tensor(gradient))
         buckets = list(self._buckets(sent, variables))
         # Variables may have the same name; requests in flight must not.
         seen: Counter[str] = Counter()
-        starts = []
+        parts = []
         for bucket in buckets:
             name = names[bucket[0]]
             called = f"{name}.{seen[name]}" if seen[name] else name
             seen[name] += 1
-            starts.append(self._start([sent[at] for at in bucket], called))
-        for bucket, found in zip(buckets, run(starts, _world.note_step)):
+            parts.append(self._part([sent[at] for at in bucket], called))
+        reduce = _together.differentiable_reduce if differentiable else _together.reduce
+        for bucket, found in zip(buckets, reduce(parts, _world.note_step)):
             first = sent[bucket[0]]
             if isinstance(first, tf.IndexedSlices):
-                slices = _sparse.finished(found, first, self.op)
+                slices = _together.reduced_slices(found, first)
                 values = self.compression.decompress(slices.values, contexts[bucket[0]])
                 results[bucket[0]] = tf.IndexedSlices(values, slices.indices, slices.dense_shape)
                 continue
@@ -135,12 +140,12 @@ class Exchange:
                 results[at] = self.compression.decompress(tensor, contexts[at])
         return results
 
-    def _start(self, given: list[Any], name: str) -> Start:
+    def _part(self, given: list[Any], name: str) -> _together.Part:
         called = f"gradient.{name}"
         if isinstance(given[0], tf.IndexedSlices):
-            return _sparse.starting(given[0], called, self.op, self.process_set)
+            return _together.slices_part(given[0], called, self.op, self.process_set)
         scales = 1.0 / self.predivide, self.predivide
-        return reduction(given, called, self.op, *scales, self.process_set)
+        return _together.Dense(given, called, self.op, *scales, self.process_set)
 
     def _buckets(self, sent: dict[int, Any], variables: Sequence[Any]) -> Iterator[list[int]]:
         """Divides gradients into buckets, which are the same on all ranks."""

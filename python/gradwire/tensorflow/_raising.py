@@ -14,6 +14,7 @@ error, with Gradwire's text in it.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -44,6 +45,17 @@ def _of_both(kind: Any) -> Any:
     """Returns a subclass that is also one of ``tf.errors``, and otherwise like the class."""
     other, code = _COUNTERPARTS.get(kind, (tf.errors.UnknownError, tf.errors.UNKNOWN))
 
+    def made(error: Any, *given: Any, **facts: Any) -> None:
+        if len(given) < 3:
+            kind.__init__(error, *given, **facts)
+            return
+        # A caught exception is made again with another message, and the arguments of an OpError.
+        kind.__init__(error, given[2])
+        caught = sys.exc_info()[1]
+        if isinstance(caught, kind):
+            error.__dict__.update(caught.__dict__)
+        error._node_def, error._op = given[:2]
+
     def pickled(error: GradwireError) -> tuple[object, ...]:
         function, (_, text, facts) = kind.__reduce__(error)
         return function, (kind, text, facts)
@@ -51,6 +63,7 @@ def _of_both(kind: Any) -> Any:
     attributes: dict[str, Any] = {
         "__module__": kind.__module__,
         "__doc__": kind.__doc__,
+        "__init__": made,
         "__str__": RuntimeError.__str__,
         "__reduce__": pickled,
         # What the properties of an OpError return.

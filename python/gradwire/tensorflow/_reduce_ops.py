@@ -15,10 +15,10 @@ from gradwire._arguments import compressor
 from gradwire._errors import InvalidRequest
 from gradwire._ops import ReduceOp, handle_average, reduce_op
 from gradwire._process_sets import ProcessSet, global_process_set
-from gradwire.tensorflow import _derivatives, _sparse
+from gradwire.tensorflow import _derivatives, _together
 from gradwire.tensorflow._compression import Compression, Compressor
 from gradwire.tensorflow._derivatives import as_tensor, as_tensors
-from gradwire.tensorflow._running import as_python, run
+from gradwire.tensorflow._running import as_python
 
 
 @as_python
@@ -50,7 +50,7 @@ def allreduce(
         process_set: The participating ranks. The default is all ranks.
 
     Returns:
-        A tensor of the same dtype and shape, or ``tf.IndexedSlices``. A tensor is differentiable if
+        A tensor of the same dtype and shape, or ``tf.IndexedSlices``. It is differentiable if
         ``op`` is ``Average``, ``Sum``, ``Adasum``, ``Min`` or ``Max``.
 
     Raises:
@@ -71,8 +71,9 @@ def allreduce(
             raise InvalidRequest("tf.IndexedSlices take no scale factors", kind="invalid")
         packed, context = compressor(compression).compress(tensor.values)
         sent = tf.IndexedSlices(packed, tensor.indices, tensor.dense_shape)
-        [results] = run([_sparse.starting(sent, name, op, process_set)])
-        found = _sparse.finished(results, sent, op)
+        part = _together.slices_part(sent, name, op, process_set)
+        [results] = _together.differentiable_reduce([part])
+        found = _together.reduced_slices(results, sent)
         values = compression.decompress(found.values, context)
         return tf.IndexedSlices(values, found.indices, found.dense_shape)
     packed, context = compressor(compression).compress(as_tensor(tensor))

@@ -5,10 +5,8 @@ Eagerly, a call starts its operations and waits for them. In a graph, the same P
 blocks a thread of TensorFlow, which may have only one. So a node never waits while the same call
 has operations to start, because another rank may wait for exactly these.
 
-All nodes take the handle of one variable. TensorFlow runs operations on a variable in the order of
-the program, also through loops, branches and called functions. So all ranks run the calls of a
-program in the same order, whatever the number of threads
-(docs/decisions/042-tensorflow-without-kernels.md).
+All ranks run the calls of a program in the same order, whatever the number of threads: ``_order``
+has how (docs/decisions/042-tensorflow-without-kernels.md).
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from tensorflow.python.ops import control_flow_util
 from gradwire import _world
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Handle
-from gradwire.tensorflow import _raising
+from gradwire.tensorflow import _order, _raising
 
 # The most operations that were started in graphs and not waited for (BOUND). A function that fails
 # between start and wait leaves some.
@@ -36,7 +34,6 @@ as_python = tf.autograph.experimental.do_not_convert
 
 _numbers = itertools.count()
 _started: OrderedDict[int, Handle[list[tf.Tensor]]] = OrderedDict()
-_order: tf.Variable | None = None
 
 
 class Result(NamedTuple):
@@ -104,7 +101,7 @@ def compute(function: Callable[[], Any], dtype: tf.DType) -> tf.Tensor:
         return tf.constant(_raising.noted(function), dtype)
 
     with tf.device("CPU:0"):
-        number = tf.py_function(node, [_order_handle()], dtype)
+        number = tf.py_function(node, [_order.handle()], dtype)
     number.set_shape([])
     return number
 
@@ -119,14 +116,6 @@ def refuse_xla() -> None:
         )
 
 
-def _order_handle() -> tf.Tensor:
-    global _order
-    if _order is None:
-        with tf.init_scope(), tf.device("CPU:0"):
-            _order = tf.Variable(0, trainable=False, name="gradwire_order")
-    return _order.handle
-
-
 def _start_node(start: Start) -> tf.Tensor:
     # TensorFlow keeps the function of a node forever, so it must not refer to the tensors' graph.
     begin = start.begin
@@ -139,7 +128,7 @@ def _start_node(start: Start) -> tf.Tensor:
         _started[number] = handle
         return tf.constant(number, tf.int64)
 
-    ticket = tf.py_function(node, [_order_handle(), *start.tensors], tf.int64)
+    ticket = tf.py_function(node, [_order.handle(), *start.tensors], tf.int64)
     ticket.set_shape([])
     return ticket
 
@@ -155,7 +144,9 @@ def _wait_node(
         return found
 
     dtypes = [result.dtype for result in results]
-    tensors = tf.py_function(node, [_order_handle(), *tickets], dtypes)
+    tensors = tf.py_function(node, [_order.handle(), *tickets], dtypes)
+    if not results:
+        return []  # TensorFlow returns the operation
     for tensor, result in zip(tensors, results):
         tensor.set_shape(result.shape)
     return list(tensors)

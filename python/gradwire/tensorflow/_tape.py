@@ -53,7 +53,7 @@ class _DistributedTape(tf.GradientTape):
 
         Returns:
             A structure like that of ``sources``. It has None for sources that ``target`` does not
-            depend on.
+            depend on. An outer tape can differentiate the gradients again.
 
         Raises:
             InvalidRequest: An argument is invalid.
@@ -63,7 +63,10 @@ class _DistributedTape(tf.GradientTape):
         flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(found)
         shared = [at for at, each in enumerate(flat_sources) if _ref(each) not in self._local]
         reduced = self._exchange(
-            [flat[at] for at in shared], [flat_sources[at] for at in shared], use_generic_names
+            [flat[at] for at in shared],
+            [flat_sources[at] for at in shared],
+            use_generic_names,
+            differentiable=True,
         )
         results = [self._scaled(gradient) for gradient in flat]
         for at, gradient in zip(shared, reduced):

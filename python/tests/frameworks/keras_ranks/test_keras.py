@@ -243,6 +243,92 @@ def test_local_layers_keep_their_gradients() -> None:
     assert gw.size() == 1 or not (gw.allgather(local[None]) == local).all()
 
 
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("built", [False, True])
+def test_local_variables(inner: bool, built: bool) -> None:
+    if inner and BACKEND == "jax":
+        pytest.skip("JAX has no variables")
+    model = model_of()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
+    if built:
+        optimizer.build(model.trainable_variables)
+    local = model.layers[-1].kernel
+    optimizer.register_local_var(local.value if inner else local)
+    model.compile(optimizer, "mse")
+    fit(model, own=True)
+    shared, own = (keras.ops.convert_to_numpy(each.kernel) for each in model.layers)
+    assert (gw.allgather(shared[None]) == shared).all()
+    assert gw.size() == 1 or not (gw.allgather(own[None]) == own).all()
+
+
+def test_variables_of_others_are_refused() -> None:
+    model = model_of()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
+    for wrong in ([model.layers[0].kernel], "kernel", np.ones(3)):
+        with pytest.raises(gw.InvalidRequest, match=f"this is a {type(wrong).__name__}"):
+            optimizer.register_local_var(wrong)
+    other = keras.Variable(np.ones(3), name="other")
+    optimizer.register_local_var(other)
+    with pytest.raises(gw.InvalidRequest, match=r"variable other .* the 4 variables"):
+        optimizer.build(model.trainable_variables)
+    with pytest.raises(gw.InvalidRequest, match=r"variable other .* the 4 variables"):
+        optimizer.register_local_var(other)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_errors_in_layers_are_ours(eagerly: bool, several_ranks: None) -> None:
+    import tensorflow as tf
+
+    import gradwire.tensorflow
+
+    class Layer(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return gradwire.tensorflow.allreduce(inputs[: 1 + gw.rank()], name="layer")
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), Layer()])
+    model.compile(keras.optimizers.SGD(), "mse", run_eagerly=eagerly)
+    given = np.ones((8, 3), "f4")
+    step = lambda x: model.train_on_batch(x, x[: 1 + gw.rank()])  # noqa: E731
+    for call in (model, model.predict_on_batch, step):
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            call(given)
+        error: Any = caught.value
+        assert (error.kind, error.tensor) == ("disagreement", "allreduce.layer")
+        assert isinstance(error, gw.Disagreement) and isinstance(error, tf.errors.OpError)
+
+
+def test_the_error_of_a_fit(several_ranks: None) -> None:
+    width = 2 + gw.rank()
+    model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with pytest.raises(Exception, match="the ranks disagree") as caught:
+        model.fit(np.ones((2, width)), np.ones((2, 1)), verbose=0)
+    error = hvd.last_error() if BACKEND == "jax" else caught.value
+    assert isinstance(error, gw.Disagreement)
+    assert BACKEND == "jax" or hvd.last_error() is None
+
+
+@needs_tensorflow
+def test_errors_can_be_made_again() -> None:
+    """As programs do with errors of TensorFlow, to add to their text."""
+    import tensorflow as tf
+
+    import gradwire.tensorflow
+
+    with pytest.raises(gw.InvalidRequest) as caught:
+        gradwire.tensorflow.broadcast(tf.ones([2]), root_rank=gw.size())
+    old: Any = caught.value
+    old.rank, old.host = 3, "far"
+    try:
+        raise old
+    except tf.errors.OpError as error:
+        new: Any = type(error)(error.node_def, error.op, f"more: {error.message}", error.error_code)
+    assert (new.kind, new.rank, new.host, new.recoverable) == ("invalid", 3, "far", False)
+    assert str(new) == new.message == f"more: {old}" and new.error_code == old.error_code
+    assert new._failure is old._failure
+
+
 def test_arguments_of_optimizers() -> None:
     with pytest.raises(gw.InvalidRequest, match="not an optimizer of Keras 3"):
         hvd.DistributedOptimizer("sgd")

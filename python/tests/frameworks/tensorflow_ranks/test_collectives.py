@@ -30,7 +30,7 @@ def own(kind: Any, shape: tuple[int, ...] = (3, 5)) -> np.ndarray:
 
 def same(found: Any, expected: np.ndarray) -> None:
     assert isinstance(found, tf.Tensor)
-    array = np.asarray(found)
+    array = np.asarray(found.numpy())
     assert array.dtype == expected.dtype and array.shape == expected.shape
     assert array.tobytes() == expected.tobytes()
 
@@ -48,6 +48,21 @@ def test_every_dtype_is_as_with_numpy(kind: Any, call: Call) -> None:
         gw.reducescatter(given, op=gw.Sum),
     )
     same(tensor, given)
+
+
+@pytest.mark.parametrize("kind", ["f4", *SHORT])
+def test_tensors_without_dimensions(kind: Any, call: Call) -> None:
+    given, root = own(kind, ()), gw.size() - 1
+    tensor, variable = tf.constant(given), tf.Variable(given)
+    same(call(lambda t: hvd.allreduce(t, op=hvd.Sum), tensor), gw.allreduce(given, op=gw.Sum))
+    same(call(lambda t: hvd.grouped_allreduce([t], op=hvd.Max), tensor)[0], of_rank(root, kind, ()))
+    same(call(hvd.allgather, tensor), gw.allgather(given))
+    same(call(lambda t: hvd.broadcast(t, root), tensor), of_rank(root, kind, ()))
+    call(lambda: hvd.broadcast_variables([variable], root))
+    same(variable.read_value(), of_rank(root, kind, ()))
+    if kind == "f4":
+        packed = call(lambda t: hvd.allreduce(t, compression=hvd.Compression.bf16), tensor)
+        assert packed.numpy() == (gw.size() + 1) / 2
 
 
 def test_booleans(call: Call) -> None:

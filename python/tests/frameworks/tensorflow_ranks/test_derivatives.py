@@ -120,3 +120,88 @@ def test_second_derivatives(call: Call) -> None:
     np.testing.assert_allclose(
         call(second, tf.constant(given)).numpy(), 6 * given * gw.size(), rtol=1e-6
     )
+
+
+def loop(op: Call, x: tf.Tensor) -> tf.Tensor:
+    y = x
+    for _ in tf.range(3):
+        y = op(y * x)
+    return y
+
+
+def branch(op: Call, x: tf.Tensor) -> tf.Tensor:
+    return op(x * x) if tf.reduce_sum(x) > 0 else x
+
+
+def both(op: Call, x: tf.Tensor) -> tf.Tensor:
+    y = x
+    for at in tf.range(3):
+        if at % 2 == 0:
+            y = op(y * x) + op(x)
+        else:
+            for _ in tf.range(2):
+                y = op(y) * x
+    return y
+
+
+def function(op: Call, x: tf.Tensor) -> tf.Tensor:
+    inner = tf.function(lambda z: op(z) * z)
+    y = x
+    for _ in tf.range(2):
+        y = inner(y) + inner(x)
+    return y
+
+
+@pytest.mark.parametrize("program", [loop, branch, both, function])
+@pytest.mark.parametrize("name", ["allreduce", "broadcast", "allgather"])
+def test_loops_and_branches(program: Call, name: str) -> None:
+    """The gradients of a compiled program are those of the same one without TensorFlow's loops."""
+    ops: dict[str, Call] = {
+        "allreduce": hvd.allreduce,
+        "broadcast": lambda x: hvd.broadcast(x, 0),
+        "allgather": lambda x: tf.reduce_mean(
+            tf.reshape(hvd.allgather(x), (gw.size(), *x.shape)), 0
+        ),
+    }
+    given = tf.constant(np.abs(weights((2, 2))) + 1)
+    compiled = tf.function(lambda x: program(ops[name], x))
+
+    def gradients(program: Call) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(given)
+            with tf.GradientTape() as inner:
+                inner.watch(given)
+                result = program(given)
+                loss = tf.reduce_sum(result * upstream(result))
+            first = inner.gradient(loss, given)
+        return first, outer.gradient(first, given)
+
+    expected = gradients(lambda x: program(ops[name], x))
+    for found, one in zip(gradients(compiled), expected):
+        np.testing.assert_allclose(found, one, rtol=1e-5)
+    inside = tf.function(lambda: gradients(compiled)[0])()
+    np.testing.assert_allclose(inside, expected[0], rtol=1e-5)
+
+
+def test_unnamed_calls_keep_their_order() -> None:
+    """Also in the gradient of a function that is called outside of it."""
+    numbers = range(12)
+
+    def part(x: tf.Tensor) -> tf.Tensor:
+        each = [hvd.allreduce(x * (at + 1.0), op=hvd.Sum) * 4.0 ** (at % 4) for at in numbers]
+        return tf.add_n(each)
+
+    @tf.function
+    def program(x: tf.Tensor) -> tf.Tensor:
+        result = part(x)
+        for _ in tf.range(2):
+            result += part(x)
+        return result + part(x)
+
+    expected = 4 * sum((at + 1) * 4 ** (at % 4) for at in numbers) * sum(range(1, gw.size() + 1))
+    for _ in range(5):
+        x = tf.ones([2])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(program(x)) * (gw.rank() + 1)
+        assert tape.gradient(loss, x).numpy().tolist() == [expected] * 2

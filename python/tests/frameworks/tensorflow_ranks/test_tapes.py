@@ -126,6 +126,72 @@ def test_none_and_structures(call: Call) -> None:
     assert float(found["used"]) == sum(range(gw.size())) / gw.size()
 
 
+def test_nothing_is_exchanged(call: Call) -> None:
+    unused, used = tf.Variable(1.0, name="unused"), tf.Variable(2.0, name="used")
+
+    def gradients(sources: list[tf.Variable]) -> Any:
+        with tf.GradientTape() as tape:
+            loss = used * used
+        return hvd.DistributedGradientTape(tape).gradient(loss, sources)
+
+    assert call(lambda: gradients([unused])) == [None]
+    assert call(lambda: gradients([])) == []
+    assert call(lambda: hvd.broadcast_variables([], 0)) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"groups": 3}], ids=str)
+def test_gradients_of_gradients(options: dict[str, Any], call: Call) -> None:
+    first, second = (tf.Variable(float(gw.rank() + at), name=f"v{at}") for at in (1, 2))
+
+    def gradients() -> Any:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = first**3 + second**3
+            tape = hvd.DistributedGradientTape(inner, **options)
+            found = tape.gradient(loss, [first, second])
+            total = first + found[0] ** 2 + 3.0 * found[1]
+        return outer.gradient(total, [first, second])
+
+    mean = np.mean([3 * (rank + 1) ** 2 for rank in range(gw.size())])
+    own = gw.rank() + 1
+    np.testing.assert_allclose(call(gradients), [1 + 12 * mean * own, 18 * (own + 1)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_gradients_of_sparse_gradients(dense: bool, op: gw.ReduceOp, call: Call) -> None:
+    table = tf.Variable(np.arange(1, 6, dtype="f4")[:, None] * [1, 2], name="table")
+    rows = [[rank, 4, *[1] * rank] for rank in range(gw.size())]
+
+    def gradients() -> Any:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_sum(tf.gather(table, rows[gw.rank()]) ** 3)
+            tape = hvd.DistributedGradientTape(inner, sparse_as_dense=dense, op=op)
+            found = tf.convert_to_tensor(tape.gradient(loss, table))
+            total = tf.reduce_sum(found * found)
+        return tf.convert_to_tensor(outer.gradient(total, table))
+
+    counts = np.stack([np.bincount(each, minlength=5) for each in rows])[:, :, None]
+    by = gw.size() if op == hvd.Sum else 1
+    mean = (3 * table.numpy() ** 2 * counts).mean(0) * by
+    # The upstream gradient is the same on all ranks, and is reduced as well.
+    expected = by * 2 * mean * 6 * table.numpy() * counts[gw.rank()]
+    np.testing.assert_allclose(call(gradients), expected, rtol=1e-5)
+
+
+def test_slices_are_differentiable(call: Call) -> None:
+    def gradient(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            slices = tf.IndexedSlices(x, tf.constant([gw.rank(), 4]), tf.constant([5, 1]))
+            total = tf.convert_to_tensor(hvd.allreduce(slices, name="slices"))
+            loss = tf.reduce_sum(total * tf.range(5.0)[:, None])
+        return tape.gradient(loss, x)
+
+    assert call(gradient, tf.ones([2, 1])).numpy().tolist() == [[gw.rank()], [4.0]]
+
+
 @pytest.mark.parametrize("dense", [False, True])
 def test_embeddings(dense: bool, call: Call) -> None:
     table = tf.Variable(np.zeros((10, 3), "f4"), name="table")
