@@ -33,9 +33,8 @@ STALLED = (
     f" or gradwire_daemon_stalled_tensors{{{JOB}}})"
 )
 STALLED_MEANS = (
-    "Tensors that have waited longer than negotiation.stall_warning_ms for other nodes or for "
-    "ranks of the same node, at least so many. `gradwire status` and the log name the missing "
-    "ranks."
+    "At least this many tensors have waited longer than negotiation.stall_warning_ms for other "
+    "nodes or for ranks of the same node. `gradwire status` and the log name the missing ranks."
 )
 NEGOTIATION = "gradwire_coordinator_negotiation_seconds"
 OPERATION = "gradwire_daemon_operation_seconds"

@@ -1250,8 +1250,8 @@ pub struct Report {
     /// that ended on this node
     #[prost(float, tag = "16")]
     pub operations_per_second: f32,
-    /// Tensors that have waited for local ranks for a second: those that have waited longest, as many as
-    /// fit into 1 KiB, and the number of the others.
+    /// Tensors that have waited for local ranks for a second: those that have waited longest, as many
+    /// as fit into 1 KiB, and the number of the others.
     #[prost(message, repeated, tag = "17")]
     pub partly: ::prost::alloc::vec::Vec<PartlySubmitted>,
     #[prost(uint32, tag = "18")]

@@ -101,14 +101,14 @@ impl Engine {
         (pending.collect(), count)
     }
 
-    /// Counts the waits so far for a rank or node that alone is missing. Otherwise a long wait would
-    /// only be seen after its end.
+    /// Counts the waits so far for a rank or node that alone is missing. Otherwise a long wait
+    /// would only be seen after its end.
     pub fn count_lasting(&mut self, reports: &Reports, now: Duration) {
         let waits = self.waits(partly(reports), now);
         let ages = reports.values().map(|report| Duration::from_millis(report.age_ms));
         let reported = now.saturating_sub(ages.max().unwrap_or_default());
         for wait in waits.into_values().filter(|wait| wait.waited >= LASTING) {
-            // What no node has announced may have ended since the reports.
+            // A tensor that no node has announced may have completed since the reports.
             let until = if wait.announced.is_some() { now } else { reported };
             let waiting = &mut self.agreement.waiting;
             if let (Some(&rank), 1) = (wait.missing.first(), wait.missing.len()) {
@@ -202,7 +202,7 @@ fn partly(reports: &Reports) -> impl Iterator<Item = (NodeId, &[pb::PartlySubmit
     reports.iter().map(|(node, report)| (NodeId(*node), report.partly.as_slice()))
 }
 
-/// Those that have lasted longest, the oldest first.
+/// The waits that have lasted longest, the oldest first.
 fn longest(
     waits: impl Iterator<Item = ((ProcessSetId, String), Wait)>,
 ) -> Vec<((ProcessSetId, String), Wait)> {

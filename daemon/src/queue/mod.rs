@@ -464,8 +464,8 @@ impl TensorQueue {
         must
     }
 
-    /// The tensors that only some local ranks have submitted at least this long ago, those that have
-    /// waited longest first.
+    /// The tensors that only some local ranks have submitted, at least this long ago; those that
+    /// have waited longest first.
     pub(crate) fn partly(&self, now: Instant, least: Duration) -> Vec<pb::PartlySubmitted> {
         let sets = self.sets.read();
         let partly = self.entries.iter().filter_map(|item| {
