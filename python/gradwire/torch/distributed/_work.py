@@ -127,7 +127,7 @@ class Operation:
         self.given_up = False
         # Whether its work was dropped.
         self._is_dropped = False
-        # Those of its group that have not ended; it is one of them.
+        # The operations of its group that have not ended, this one included.
         self._unfinished = unfinished
         if unfinished is not None:
             unfinished[self] = None
