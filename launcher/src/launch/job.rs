@@ -232,7 +232,7 @@ impl Job {
                 // Its agent ends by itself.
                 (self.hosts[node].answered, self.hosts[node].stopped) = (true, true);
                 if !self.host_refused(node, &what, now) {
-                    self.causes.push(Cause::not_started(what, hint));
+                    self.causes.push(Cause::NotStarted { what, hint });
                 }
             }
             Event::Started { node, role, pid, at } => {
@@ -247,7 +247,7 @@ impl Job {
                     Role::Daemon => false,
                 };
                 if !is_minor {
-                    self.fail(Cause::not_started(what, String::new()), now);
+                    self.fail(Cause::NotStarted { what, hint: String::new() }, now);
                 }
             }
             Event::Said { node, role, line } => self.said(node, role, &line, now),
@@ -375,7 +375,7 @@ impl Job {
             (Role::Daemon, false, _) => self.hosts[node].metrics = Some(metrics),
             _ => {
                 let what = format!("{role} on host {} reported: {line}", self.host(node));
-                self.fail(Cause::not_started(what, String::new()), now);
+                self.fail(Cause::NotStarted { what, hint: String::new() }, now);
             }
         }
     }
@@ -438,7 +438,7 @@ impl Job {
                 let hint = "check that these hosts can be reached from here and from each other, \
                             or allow more time with --start-timeout"
                     .to_owned();
-                self.causes.push(Cause::not_started(what, hint));
+                self.causes.push(Cause::NotStarted { what, hint });
                 self.stop(self.limits.grace, now);
             }
         }

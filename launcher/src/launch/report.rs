@@ -40,11 +40,8 @@ const MAX_CHARS: usize = 6 * COLUMNS;
 /// `sysexits.h`: batch systems and scripts can start such a job again.
 const TEMPORARY: u8 = 75;
 
-/// The exit code of a job with a wrong option or setting.
-pub(super) const USAGE: u8 = 2;
-
 /// The exit code of a job that failed for another reason than a rank or a signal.
-pub(super) const OTHER: u8 = 1;
+const OTHER: u8 = 1;
 
 /// The lines at the beginning of a report say what happened, and those at its end are a hint or the
 /// end of a table. They are left out last.
@@ -55,8 +52,8 @@ const KEPT_LAST: usize = 3;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say what the fields are")]
 pub enum Cause {
-    /// The job could not start, and ends with this exit code. The hint may be empty.
-    NotStarted { what: String, hint: String, code: u8 },
+    /// The job could not start. The hint may be empty.
+    NotStarted { what: String, hint: String },
     /// A process failed after it ran for `ran`; `tail` has its last lines on standard error.
     /// `received`: it is a rank, and ends because of this failure, which another process caused.
     Ended {
@@ -126,14 +123,8 @@ impl Cause {
         }
     }
 
-    /// The job could not start. The hint may be empty.
-    pub(super) fn not_started(what: String, hint: String) -> Self {
-        Self::NotStarted { what, hint, code: OTHER }
-    }
-
     fn exit_code(&self) -> u8 {
         match self {
-            Self::NotStarted { code, .. } => *code,
             Self::Ended { role: Role::Rank(_), end, .. } => end.exit_code().max(1),
             Self::Interrupted(signal) => ProcessEnd::Signal(*signal).exit_code(),
             _ => OTHER,

@@ -8,7 +8,7 @@ use gradwire_services::launch::{Notice, Order, ProcessEnd, Role};
 use rustix::process::Signal;
 
 use super::{Job, Phase, Process, REPORTING, SLACK, STOPPED, StoppedDaemon, events::Command};
-use crate::launch::report::{self, Cause, OTHER, TOGETHER, USAGE};
+use crate::launch::report::{self, Cause, TOGETHER};
 
 impl Job {
     /// Keeps a cause; the first one ends the job.
@@ -157,10 +157,7 @@ impl Job {
             let why = tail.last().map(|line| format!(": {line}")).unwrap_or_default();
             let what = format!("{role} on host {host} (pid {pid}) {end} before the job began{why}");
             let hint = "run again with --verbose to see all its output".to_owned();
-            // A wrong setting ends the job as one that the launcher itself finds.
-            let is_usage = end == ProcessEnd::Code(USAGE.into());
-            let code = if is_usage { USAGE } else { OTHER };
-            self.fail(Cause::NotStarted { what, hint, code }, now);
+            self.fail(Cause::NotStarted { what, hint }, now);
         } else if !end.is_well() && is_failure {
             let cause = Cause::Ended { role, host, pid, end, at, ran, received, tail };
             self.fail(cause, now);
@@ -263,7 +260,7 @@ impl Job {
         if !self.hosts[node].answered {
             self.hosts[node].answered = true;
             if !self.host_refused(node, &what, now) {
-                self.causes.push(Cause::not_started(what, String::new()));
+                self.causes.push(Cause::NotStarted { what, hint: String::new() });
             }
         } else if !stopped {
             self.announce_end(node, format!("the launcher lost the connection to it: {what}"));

@@ -276,7 +276,7 @@ impl Job {
             _ => {
                 let what =
                     format!("epoch {} did not form in time: {}", self.plan.epoch, self.missing());
-                self.causes.push(Cause::not_started(what, String::new()));
+                self.causes.push(Cause::NotStarted { what, hint: String::new() });
                 if self.may_continue() {
                     self.end_epoch(now);
                 } else {
@@ -354,7 +354,7 @@ impl Job {
         }
         if self.causes.is_empty() {
             let (what, hint) = (what.to_owned(), hint.to_owned());
-            self.causes.push(Cause::not_started(what, hint));
+            self.causes.push(Cause::NotStarted { what, hint });
         } else {
             self.say(format!("the job ends: {what}"));
         }

@@ -113,7 +113,7 @@ fn a_summary_is_one_line() {
                  start: out of memory";
     assert_eq!(text, right);
     let what = "two\nlines".to_owned();
-    let refused = Cause::not_started(what, String::new());
+    let refused = Cause::NotStarted { what, hint: String::new() };
     assert_eq!(summary(&[refused], None).as_deref(), Some("two lines"));
 }
 
@@ -201,7 +201,7 @@ fn a_daemon_with_its_own_cause_goes_first() {
 
 #[test]
 fn all_reasons_not_to_start_are_listed() {
-    let missing = |what: &str| Cause::not_started(what.into(), "do".into());
+    let missing = |what: &str| Cause::NotStarted { what: what.into(), hint: "do".into() };
     let report = JobReport::new(&[missing("a"), missing("b")], None, true);
     assert_eq!(report.lines, ["error: a", "hint: do", "error: b", "hint: do"]);
     assert_eq!(JobReport::new(&[], None, true), JobReport::well());
