@@ -104,6 +104,11 @@ impl Engine {
     /// Counts the waits so far for a rank or node that alone is missing. Otherwise a long wait
     /// would only be seen after its end.
     pub fn count_lasting(&mut self, reports: &Reports, now: Duration) {
+        let mut pending = self.agreement.table.pending();
+        let lasts = pending.any(|(_, since, _)| now.saturating_sub(since) >= LASTING);
+        if !lasts && reports.values().all(|report| report.partly.is_empty()) {
+            return;
+        }
         let waits = self.waits(partly(reports), now);
         let ages = reports.values().map(|report| Duration::from_millis(report.age_ms));
         let reported = now.saturating_sub(ages.max().unwrap_or_default());

@@ -72,7 +72,8 @@ impl Reporter {
         let before = self.before.replace(counts)?;
         let counts = self.before.as_ref()?;
         let stalled = running.queue.overdue(now, node.config.stall_warning);
-        let (partly, more_partly) = fitting(running.queue.partly(now, LEAST_WAIT));
+        let partly = fitting(running.queue.partly(now, LEAST_WAIT));
+        let more = running.queue.overdue(now, LEAST_WAIT).saturating_sub(partly.len());
         let workers = node.workers.all();
         let statm = Process::myself().and_then(|me| me.statm());
         Some(pb::Report {
@@ -83,7 +84,7 @@ impl Reporter {
             queued_tensors: number(running.queue.len()),
             stalled_tensors: number(stalled),
             partly,
-            more_partly,
+            more_partly: number(more),
             paused_ranks: paused(workers.iter().map(|it| (it.local_rank, it.pause.is_on()))),
             ..rates(&before, counts)
         })
@@ -96,9 +97,9 @@ fn paused(ranks: impl Iterator<Item = (u32, bool)>) -> u32 {
     first.fold(0, |bits, (local, _)| bits | 1 << local)
 }
 
-/// The first of these tensors that fit into a report, and the number of the others.
-fn fitting(partly: Vec<pb::PartlySubmitted>) -> (Vec<pb::PartlySubmitted>, u32) {
-    let (all, mut left) = (partly.len(), MAX_PARTLY_BYTES);
+/// The first of these tensors that fit into a report.
+fn fitting(partly: Vec<pb::PartlySubmitted>) -> Vec<pb::PartlySubmitted> {
+    let mut left = MAX_PARTLY_BYTES;
     let fits = |tensor: &pb::PartlySubmitted| {
         // With its tag and its length.
         let bytes = tensor.encoded_len() + 4;
@@ -106,9 +107,7 @@ fn fitting(partly: Vec<pb::PartlySubmitted>) -> (Vec<pb::PartlySubmitted>, u32) 
         left -= if fits { bytes } else { 0 };
         fits
     };
-    let first: Vec<_> = partly.into_iter().filter(fits).collect();
-    let others = number(all - first.len());
-    (first, others)
+    partly.into_iter().filter(fits).collect()
 }
 
 fn number(count: usize) -> u32 {
@@ -239,9 +238,9 @@ mod tests {
             missing: (1 << 30..).take(20).collect(),
             is_pair: true,
         };
-        let (partly, more_partly) = fitting([100, 2000, 90, 90, 90, 40, 0, 0].map(tensor).into());
+        let partly = fitting([100, 2000, 90, 90, 90, 40, 0, 0].map(tensor).into());
         let names: Vec<usize> = partly.iter().map(|tensor| tensor.name.len()).collect();
-        assert_eq!((names, more_partly), (vec![100, 90, 90], 5));
+        assert_eq!(names, [100, 90, 90]);
         let report = pb::Report {
             partly,
             more_partly: u32::MAX,
