@@ -66,31 +66,37 @@
 //! ```
 //!
 //! An elastic job goes on after the loss of ranks or hosts, and its size may change. Then calls
-//! fail with a recoverable error, and the ranks that are left rejoin the job in its next epoch:
+//! fail with a recoverable error, and the ranks that are left rejoin the job in its next epoch. A
+//! new process has no model, so each process first gets it from a rank that has it:
 //!
 //! ```no_run
 //! # use gradwire_worker::*;
-//! # struct Model;
+//! # struct Model { steps: u64 }
 //! # impl Model {
 //! #     fn gradients(&mut self, session: &Session) -> Result<(), GradwireError> { Ok(()) }
 //! #     fn update(&mut self) {}
 //! #     fn broadcast(&mut self, session: &Session) -> Result<(), GradwireError> { Ok(()) }
 //! # }
 //! # fn main() -> Result<(), GradwireError> {
-//! # let (session, mut model) = (Session::from_env()?, Model);
-//! for _ in 0..1000 {
-//!     // Either all ranks update the model, or none does.
-//!     match model.gradients(&session).and_then(|()| session.vote(true)) {
-//!         Ok(_) => model.update(),
+//! # let (session, mut model) = (Session::from_env()?, Model { steps: 0 });
+//! let mut synchronized = false;
+//! while model.steps < 1000 {
+//!     let done = if synchronized {
+//!         // Either all ranks update the model, or none does.
+//!         let voted = model.gradients(&session).and_then(|()| session.vote(true));
+//!         voted.map(|_| model.update())
+//!     } else {
+//!         model.broadcast(&session) // from a rank that has made the most steps
+//!     };
+//!     match done {
+//!         Ok(()) => synchronized = true,
 //!         Err(error) if error.is_recoverable() => {
 //!             // SAFETY: no other thread uses tensors.
 //!             let rejoined = unsafe { session.rejoin() }?;
 //!             if rejoined.vote == Some(true) {
 //!                 model.update(); // other ranks have heard the result and do so, too
 //!             }
-//!             if rejoined.newcomers {
-//!                 model.broadcast(&session)?;
-//!             }
+//!             synchronized = !rejoined.newcomers;
 //!         }
 //!         Err(error) => return Err(error),
 //!     }
@@ -98,6 +104,9 @@
 //! # session.shutdown()
 //! # }
 //! ```
+//!
+//! `examples/elastic.rs` is a complete program, which also lets new ranks in
+//! ([`Session::pending_change`]).
 //!
 //! - [`Session`]: attaching, ranks, tensors, leaving
 //! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that is shared with the daemon

@@ -72,15 +72,25 @@ pub fn gradwired() -> PathBuf {
     beside("gradwired")
 }
 
+fn example(package: &str, name: &str, built: &OnceLock<()>) -> PathBuf {
+    let program = beside("examples").join(name);
+    built.get_or_init(|| {
+        if !is_fresh(&program) {
+            build(&["-p", package, "--example", name]);
+        }
+    });
+    program
+}
+
 /// The trainer of `make demo-rust`. It needs libtorch at build time, named by environment
 /// variables.
 pub fn digits() -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
-    let digits = beside("examples/digits");
-    BUILT.get_or_init(|| {
-        if !is_fresh(&digits) {
-            build(&["-p", "gradwire-tch", "--example", "digits"]);
-        }
-    });
-    digits
+    example("gradwire-tch", "digits", &BUILT)
+}
+
+/// The elastic program of the worker library.
+pub fn elastic() -> PathBuf {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    example("gradwire-worker", "elastic", &BUILT)
 }

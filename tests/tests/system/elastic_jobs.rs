@@ -61,6 +61,30 @@ fn a_killed_rank_is_replaced() {
     }
 }
 
+/// The example of the worker library: the new rank gets the model, and all ranks end with the same.
+#[test]
+fn the_example_trains_on_after_losses() {
+    for lost in [0, 2] {
+        let program = programs::elastic().display().to_string();
+        let words = ["-np", "3", "--min-np", "2", "--elastic-timeout", "60"];
+        let launch = Launch::new().words(&words).program(&[&program, "3000"]);
+        let mut job = launch.words(&["--blacklist-cooldown-range", "0.2", "0.2"]).start();
+        let says = |job: &Job, text: &str| {
+            job.wait_for(text, || {
+                let lines = job.lines();
+                let found = lines.iter().filter(|line| line.text.contains(text)).count();
+                (found == 3).then_some(())
+            });
+        };
+        says(&job, "of 3 goes on after 0 steps");
+        job.signal(Role::Rank(lost), Signal::KILL);
+        says(&job, ": weight 3.000 after 3000 steps");
+        let report = job.finish();
+        report.assert_code(0);
+        report.assert_verdict(&[&format!("rank {lost} on host"), "epoch 3: 3 ranks on 1 host"]);
+    }
+}
+
 #[test]
 fn ranks_outlive_their_daemons() {
     for daemon in [0, 1] {
