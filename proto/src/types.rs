@@ -4,16 +4,18 @@ use std::{fmt, sync::Arc};
 
 use crate::pb;
 
-/// Why a value is not valid. The text says what was given, perhaps cut, and what is allowed.
+/// Why a value is not valid. The text says what was given, shortened if it is long, and what is
+/// allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "each field is what was given")]
 pub enum TypeError {
     /// A tensor name is empty, too long or holds control characters.
     #[error(
-        "invalid tensor name {given:?}: expected 1 to {max} bytes without control characters",
+        "invalid tensor name {given:?} of {bytes} bytes: expected 1 to {max} bytes without control \
+         characters",
         max = TensorName::MAX_BYTES
     )]
-    TensorName { given: String },
+    TensorName { given: String, bytes: usize },
     /// A job id can't be part of the name of a socket or file.
     #[error(
         "invalid job id {given:?}: expected 1 to {max} characters from a-z, A-Z, 0-9, '-' and '_'",
@@ -22,14 +24,19 @@ pub enum TypeError {
     JobId { given: String },
     /// A shape has too many dimensions or more elements than can be addressed.
     #[error(
-        "invalid shape {given:?}: expected at most {max} dimensions and 2^53 elements",
+        "invalid shape {given} of {dimensions} dimensions: expected at most {max} dimensions and \
+         2^53 elements",
         max = Shape::MAX_DIMS
     )]
-    Shape { given: Vec<u64> },
+    Shape { given: String, dimensions: usize },
 }
 
+/// The first characters of a text, with `…` where it is cut.
 fn excerpt(text: &str) -> String {
-    text.chars().take(80).collect()
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
 }
 
 macro_rules! number {
@@ -126,7 +133,7 @@ impl TensorName {
     /// Checks a name.
     pub fn new(name: &str) -> Result<Self, TypeError> {
         if name.is_empty() || name.len() > Self::MAX_BYTES || name.chars().any(char::is_control) {
-            return Err(TypeError::TensorName { given: excerpt(name) });
+            return Err(TypeError::TensorName { given: excerpt(name), bytes: name.len() });
         }
         Ok(Self(name.into()))
     }
@@ -199,7 +206,8 @@ impl Shape {
                 .try_fold(1u64, |all, &d| all.checked_mul(d.max(1)))
                 .is_some_and(|all| all <= Self::MAX_ELEMENTS);
         if !fits {
-            return Err(TypeError::Shape { given: dims.iter().copied().take(16).collect() });
+            let given = excerpt(&format!("{:?}", dims.iter().take(80).collect::<Vec<_>>()));
+            return Err(TypeError::Shape { given, dimensions: dims.len() });
         }
         Ok(Self(dims.into()))
     }
@@ -469,7 +477,8 @@ mod tests {
         let text = TensorName::new("").unwrap_err().to_string();
         assert!(text.contains("1 to 1024 bytes"), "{text}");
         assert!(TensorName::new("a\nb").is_err());
-        assert!(TensorName::new(&"x".repeat(1025)).is_err());
+        let text = TensorName::new(&"x".repeat(1025)).unwrap_err().to_string();
+        assert!(text.contains("xxx…\" of 1025 bytes: expected 1 to 1024"), "{text}");
         assert!(JobId::new("job-7_a").is_ok());
         assert!(JobId::new("../etc").is_err());
         assert!(JobId::new(&"x".repeat(49)).is_err());
@@ -482,7 +491,8 @@ mod tests {
         assert_eq!(Shape::new(&[1 << 33]).unwrap().elements(), 1 << 33);
         assert!(Shape::new(&[u64::MAX, 2]).is_err());
         assert!(Shape::new(&[0, u64::MAX]).is_err());
-        assert!(Shape::new(&[1; 33]).is_err());
+        let text = Shape::new(&[1; 33]).unwrap_err().to_string();
+        assert!(text.contains("… of 33 dimensions: expected at most 32"), "{text}");
     }
 
     #[test]
