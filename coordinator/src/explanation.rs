@@ -14,7 +14,9 @@ use std::{
 
 use gradwire_proto::{Rank, pb};
 
-use self::phrases::{MAX_GROUPS, does, is_own, mutual, named, recent, stand, state, waited};
+use self::phrases::{
+    MAX_GROUPS, does, is_own, mutual, named, of_each_other, recent, stand, state, waited,
+};
 use crate::model::text;
 
 /// The most waits and ranks in a text (BOUND).
@@ -99,15 +101,7 @@ impl Lines<'_> {
             self.line(0, "no operation has waited for a rank for long");
         }
         for (one, other) in mutual(&explanation.waits) {
-            let names = |wait: &pb::Wait| format!("{} for '{}'", named(&wait.waiting), wait.name);
-            self.line(
-                0,
-                format!(
-                    "they wait for each other under different names: {}, {}",
-                    names(one),
-                    names(other)
-                ),
-            );
+            self.line(0, of_each_other(one, other));
         }
     }
 
@@ -395,6 +389,17 @@ mod tests {
         let line = "they wait for each other under different names: rank 0 for 'a', rank 1 for 'b'";
         assert!(text.contains(line), "{text}");
         assert!(text.contains("rank 0 is at 'a'; rank 1 at 'b'"), "{text}");
+    }
+
+    #[test]
+    fn ranks_that_left_a_process_set_are_named() {
+        let removal = wait("remove-process-set.#1", &[1, 2], &[0]);
+        let line = "ranks 1-2 left a process set (remove_process_set, destroy_process_group or the \
+                    end of the program), but 'a' of rank 0 still waits there";
+        for waits in [[wait("a", &[0], &[1]), removal.clone()], [removal, wait("a", &[0], &[2])]] {
+            let text = text(&job(waits.to_vec(), vec![]), Detail::Report);
+            assert!(text.contains(line) && !text.contains("different names"), "{text}");
+        }
     }
 
     #[test]

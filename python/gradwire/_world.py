@@ -22,8 +22,10 @@ from gradwire._errors import (
 )
 from gradwire._process_sets import ProcessSet, global_process_set
 
-# How long ``shutdown`` waits for the other ranks to request the removals of process sets.
-_GRACE_SECONDS = 5.0
+# How long ``shutdown`` waits for the other ranks to request the removals of process sets. A rank
+# that still waits for this one in another operation learns only afterwards that it has left, so
+# this is shorter than ``negotiation.stall_warning_ms``.
+_REMOVAL_SECONDS = 2.0
 _lock = threading.Lock()
 _session: _native.Session | None = None
 _process = 0
@@ -180,7 +182,7 @@ def shutdown() -> None:
         ended = _detach()
         if ended is None:
             return
-        until = time.monotonic() + _GRACE_SECONDS
+        until = time.monotonic() + _REMOVAL_SECONDS
         while removals:
             with contextlib.suppress(GradwireError):
                 removals.pop().wait(max(0.0, until - time.monotonic()))

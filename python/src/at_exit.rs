@@ -19,6 +19,10 @@ use crate::handle::Running;
 /// How long services may take to exit if this rank has not left cleanly.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How long the last operations may take. A rank that still waits for this one in another operation
+/// learns only afterwards that it has left, so this is shorter than `negotiation.stall_warning_ms`.
+const LAST: Duration = Duration::from_secs(2);
+
 /// The pause between two checks of a service.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -58,7 +62,7 @@ extern "C" fn finish(status: c_int, _: *mut c_void) {
     // The system keeps only these bits. Forked children also get here; their session does nothing.
     let code = status & 0xff;
     let left = if code == 0 {
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + LAST;
         for operation in departure.last {
             // Whether it has succeeded does not matter any more.
             drop(operation.wait(deadline.saturating_duration_since(Instant::now())));

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gradwire_proto::{EPOCH_MEETING, ProcessSetId, Rank, Request, pb};
+use gradwire_proto::{Collective, EPOCH_MEETING, ProcessSetId, Rank, Request, pb};
 
 use crate::model::text;
 
@@ -104,6 +104,27 @@ pub(super) fn mutual(waits: &[pb::Wait]) -> Vec<(&pb::Wait, &pb::Wait)> {
     }
     pairs.truncate(MAX_NAMES);
     pairs
+}
+
+/// What two waits that block each other mean: the ranks of one have left the process set, or the
+/// order of calls differs.
+pub(super) fn of_each_other(one: &pb::Wait, other: &pb::Wait) -> String {
+    let removes = |wait: &pb::Wait| {
+        let number = wait.name.strip_prefix(Collective::RemoveProcessSet.name());
+        number.is_some_and(|number| number.starts_with(".#"))
+    };
+    let (removal, wait) = if removes(one) { (one, other) } else { (other, one) };
+    if removes(removal) && !removes(wait) {
+        return format!(
+            "{} left a process set (remove_process_set, destroy_process_group or the end of the \
+             program), but '{}' of {} still waits there",
+            named(&removal.waiting),
+            wait.name,
+            named(&wait.waiting)
+        );
+    }
+    let names = |wait: &pb::Wait| format!("{} for '{}'", named(&wait.waiting), wait.name);
+    format!("they wait for each other under different names: {}, {}", names(one), names(other))
 }
 
 /// `rank 3`, `ranks 4 and 9`, or `ranks 0-2,5`.

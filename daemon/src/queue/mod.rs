@@ -379,12 +379,17 @@ impl TensorQueue {
         keys.into_iter().map(|key| (key.clone(), self.remove(&key))).collect()
     }
 
-    /// The names of at most `most` tensors that a local rank has submitted, for messages.
+    /// The names of at most `most` tensors that a local rank has submitted, for messages. The
+    /// removal of a process set is none: a rank that leaves a process group asks for it, too.
     pub(crate) fn names_of(&self, local_rank: u32, most: usize) -> Vec<String> {
+        let is_tensor = |local: &LocalTensor| {
+            local.local_rank == local_rank
+                && local.request.collective != Collective::RemoveProcessSet
+        };
         let mut names: Vec<String> = self
             .entries
             .iter()
-            .filter(|item| item.has(local_rank))
+            .filter(|item| item.submitted().iter().any(is_tensor))
             .map(|item| item.key().name.to_string())
             .collect();
         names.sort();

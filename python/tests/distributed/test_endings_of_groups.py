@@ -113,6 +113,8 @@ dist.all_reduce(torch.ones(3))
     )
     assert done.returncode == 3 and "ended with exit code 3" in done.stdout, done.stdout
     assert " has waited " not in done.stdout, done.stdout
+    # The group that a rank leaves is none of its tensors.
+    assert "remove-process-set" not in done.stdout, done.stdout
 
 
 def test_a_rank_with_fewer_backwards_is_named(job: Job) -> None:
