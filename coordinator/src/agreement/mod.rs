@@ -114,6 +114,14 @@ impl Agreement {
         Some((tensor.set, tensor.name.as_str(), tensor.submitted(set)))
     }
 
+    /// Whether some rank waits for a tensor: not all of those that have submitted it have left.
+    pub(crate) fn is_awaited(&self, slot: Slot, members: &Members) -> bool {
+        let Some((.., ranks)) = self.waiting(slot) else { return false };
+        let has_left =
+            |rank: &Rank| members.iter().any(|(_, member)| member.left.contains_key(rank));
+        ranks.is_empty() || !ranks.iter().all(has_left)
+    }
+
     /// The name of the tensor in a slot.
     pub(crate) fn name(&self, slot: Slot) -> Option<&str> {
         self.table.get(slot).map(|tensor| tensor.name.as_str())

@@ -91,7 +91,9 @@ impl Stall {
         if self.shutdown.is_zero() || self.next.is_none_or(|next| now < next) {
             return None;
         }
-        let (slot, since, _) = agreement.table.pending().min_by_key(|(_, since, _)| *since)?;
+        let pending = agreement.table.pending();
+        let awaited = pending.filter(|(slot, ..)| agreement.is_awaited(*slot, members));
+        let (slot, since, _) = awaited.min_by_key(|(_, since, _)| *since)?;
         let waited = now.saturating_sub(since);
         let counts = waited.min(now.saturating_sub(self.paused));
         let (set, name, missing) = agreement.missing(slot).filter(|_| counts >= self.shutdown)?;
@@ -123,6 +125,10 @@ impl Stall {
         let mut stalled = 0;
         let mut late: BTreeMap<Missing, Vec<(Duration, &str)>> = BTreeMap::new();
         for (slot, since, _) in agreement.table.pending() {
+            // Such as the removal of a process group, after a rank that left it early.
+            if !agreement.is_awaited(slot, members) {
+                continue;
+            }
             stalled += usize::from(self.reports(since, now) > 0);
             if self.is_due(since, now, &mut next)
                 && let Some((set, name, missing)) = agreement.missing(slot)
