@@ -1,4 +1,9 @@
-//! Training that survives lost ranks: `gradwire run -np 3 --min-np 2 -- target/release/examples/elastic`.
+//! Training that survives lost ranks:
+//!
+//! ```text
+//! gradwire run -np 3 --min-np 2 -- target/release/examples/elastic
+//! ```
+//!
 //! Kill a rank with `kill -9`: the others go on, a new process replaces it, and all ranks end with
 //! the same model.
 
