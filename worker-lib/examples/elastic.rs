@@ -7,7 +7,7 @@
 //! Kill a rank with `kill -9`: the others go on, a new process replaces it, and all ranks end with
 //! the same model.
 
-use std::{env, thread, time::Duration};
+use std::{env, error::Error, thread, time::Duration};
 
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, BroadcastOptions, GradwireError, ReduceOp, Session, Tensor,
@@ -70,9 +70,9 @@ impl Model {
     }
 }
 
-fn main() -> Result<(), GradwireError> {
-    let steps =
-        env::args().nth(1).map_or(10_000, |steps| steps.parse().expect("a number of steps"));
+fn main() -> Result<(), Box<dyn Error>> {
+    let steps = env::args().nth(1).map_or(Ok(10_000), |steps| steps.parse());
+    let steps: u64 = steps.map_err(|_| "the argument must be the number of steps")?;
     let session = Session::from_env()?;
     let (weights, gradient) = (session.zeros(&[1000])?, session.zeros(&[1000])?);
     let mut model = Model { weights, gradient, steps: 0 };
@@ -87,7 +87,7 @@ fn main() -> Result<(), GradwireError> {
             }
             Ok(Next::Rejoin) => {}
             Err(error) if error.is_recoverable() => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
         // SAFETY: this thread is the only one that uses tensors.
         #[expect(unsafe_code, reason = "the memory of tensors moves")]
@@ -98,5 +98,5 @@ fn main() -> Result<(), GradwireError> {
         synchronized = !rejoined.newcomers;
     }
     println!("rank {}: weight {:.3} after {} steps", session.rank(), model.weights[0], model.steps);
-    session.shutdown()
+    Ok(session.shutdown()?)
 }

@@ -116,9 +116,16 @@ impl Agreement {
 
     /// Whether some rank waits for a tensor: not all of those that have submitted it have left.
     pub(crate) fn is_awaited(&self, slot: Slot, members: &Members) -> bool {
-        let Some((.., ranks)) = self.waiting(slot) else { return false };
-        let has_left =
-            |rank: &Rank| members.iter().any(|(_, member)| member.left.contains_key(rank));
+        if members.iter().all(|(_, member)| member.left.is_empty()) {
+            return true; // without a list of ranks
+        }
+        let Some(tensor) = self.table.get(slot) else { return false };
+        let Some(set) = self.sets.get(tensor.set) else { return false };
+        let ranks = tensor.submitted(set);
+        let has_left = |rank: &Rank| {
+            let member = set.node_of(*rank).and_then(|node| members.get(node));
+            member.is_some_and(|member| member.left.contains_key(rank))
+        };
         ranks.is_empty() || !ranks.iter().all(has_left)
     }
 

@@ -380,7 +380,7 @@ impl TensorQueue {
     }
 
     /// The names of at most `most` tensors that a local rank has submitted, for messages. The
-    /// removal of a process set is none: a rank that leaves a process group asks for it, too.
+    /// removal of a process set does not count: a rank that leaves a process group requests it.
     pub(crate) fn names_of(&self, local_rank: u32, most: usize) -> Vec<String> {
         let is_tensor = |local: &LocalTensor| {
             local.local_rank == local_rank
