@@ -26,7 +26,7 @@ use tokio::time::sleep;
 
 use crate::{
     cluster::printable,
-    status::{open, write},
+    status::{EXPLANATION, open, open_within, write},
 };
 
 /// The end of the name of a recording.
@@ -35,8 +35,8 @@ const EXTENSION: &str = "flight";
 /// The most files of a folder that are read (BOUND).
 const MAX_FILES: usize = 10_000;
 
-/// How often the daemons are asked, and the pause before they are asked again: the coordinator may
-/// be in the middle of another question.
+/// How often the daemons are asked, and the pause before they are asked again: the coordinator or a
+/// daemon may be in the middle of another question.
 const TRIES: u32 = 3;
 const AGAIN: Duration = Duration::from_secs(2);
 
@@ -191,7 +191,7 @@ fn read(path: &Path) -> Result<(Image, SystemTime), String> {
 pub async fn ask(address: &str) -> Result<Found, CommandError> {
     let mut explained = ask_once(address).await?;
     for _ in 1..TRIES {
-        if !explained.saved.is_empty() {
+        if !explained.saved.is_empty() && explained.silent_hosts.is_empty() {
             break;
         }
         sleep(AGAIN).await;
@@ -236,7 +236,7 @@ async fn ask_once(address: &str) -> Result<pb::Explanation, CommandError> {
         open(address, async |client| client.challenge(ChallengeRequest {}).await).await?;
     let proof = secrets::of(&job)?.prove(&Claim::View { challenge: &nonce, job: &job }).to_vec();
     let request = ExplainRequest { stacks: false, nonce, proof, save: true };
-    open(address, async |client| client.explain(request).await).await
+    open_within(EXPLANATION, address, async |client| client.explain(request).await).await
 }
 
 /// Prints the report, and writes the files that are wanted.

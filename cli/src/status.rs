@@ -29,6 +29,9 @@ use crate::{cluster::printable, explain};
 /// How long the coordinator may take to answer (WAIT).
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 
+/// How long it may take to explain: it asks the daemons, which may save their recordings (WAIT).
+pub(crate) const EXPLANATION: Duration = Duration::from_secs(10);
+
 /// How long a watched coordinator may be silent (WAIT).
 const SILENCE: Duration = Duration::from_secs(10);
 

@@ -18,7 +18,7 @@ use crate::{
     cluster::printable,
     find,
     process::block_on,
-    status::{ANSWER, open, open_within, write},
+    status::{ANSWER, EXPLANATION, open_within, write},
 };
 
 /// How long a coordinator may take for a challenge before the daemons of this host are asked.
@@ -87,7 +87,7 @@ impl Asked {
         let claim = Claim::View { challenge: &nonce, job: &job };
         let proof = secrets::of(&job)?.prove(&claim).to_vec();
         let request = ExplainRequest { stacks, nonce, proof, save: false };
-        open(&self.address, async |client| client.explain(request).await).await
+        open_within(EXPLANATION, &self.address, async |client| client.explain(request).await).await
     }
 }
 

@@ -15,6 +15,9 @@ use crate::watchdog::Standstill;
 /// How long the daemons may take to answer (WAIT).
 const ANSWER: Duration = Duration::from_millis(1600);
 
+/// How much longer if they also save their recordings: a disk may be busy (WAIT).
+const SAVING: Duration = Duration::from_secs(5);
+
 /// The most viewers that wait for one explanation (BOUND).
 const MAX_VIEWERS: usize = 64;
 
@@ -61,7 +64,7 @@ impl Explaining {
     ) -> Option<pb::Explain> {
         let is_new = self.open.is_none();
         let question = self.open.get_or_insert_with(|| Question {
-            until: now + ANSWER,
+            until: now + ANSWER + if save { SAVING } else { Duration::ZERO },
             asked: nodes.collect(),
             answers: BTreeMap::new(),
             viewers: Vec::new(),
@@ -185,5 +188,8 @@ mod tests {
         assert!(explaining.close(now).is_none() && explaining.deadline().is_none());
         explaining.ask(None, false, false, nodes(), now).unwrap();
         assert!(explaining.close(now + ANSWER).unwrap().answers.is_empty(), "WAIT");
+        explaining.ask(None, false, true, nodes(), now).unwrap();
+        assert!(explaining.close(now + ANSWER).is_none(), "a node may still save");
+        assert!(explaining.close(now + ANSWER + SAVING).unwrap().answers.is_empty(), "WAIT");
     }
 }

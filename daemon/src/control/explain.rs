@@ -207,6 +207,7 @@ fn explain(node: &Node, pb::Explain { number, save }: pb::Explain) -> pb::Explai
         number,
         ranks: states.collect(),
         partly: node.queue().map(|queue| queue.partly(now, Duration::ZERO)).unwrap_or_default(),
+        // A viewer that has asked for the recordings reads them next.
         saved: saving.map(saved),
     };
     if explained.encoded_len() > MAX_BYTES {
@@ -215,10 +216,10 @@ fn explain(node: &Node, pb::Explain { number, save }: pb::Explain) -> pb::Explai
     explained
 }
 
-/// The result of saving the recording, as far as it is known by now.
+/// The result of saving the recording, once it is known.
 fn saved(saving: Option<Saving>) -> pb::Saved {
     let unset = || Err("recorder.directory is not set".to_owned());
-    let (path, error) = match saving.map_or_else(unset, Saving::look) {
+    let (path, error) = match saving.map_or_else(unset, Saving::wait_here) {
         Ok(path) => (path.display().to_string(), String::new()),
         Err(error) => (String::new(), error),
     };

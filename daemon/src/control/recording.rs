@@ -7,18 +7,22 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gradwire_proto::{Ending, Failure};
 use gradwire_shm::flight::FlightMemory;
 use gradwire_trace::{flight::MAX_FAILURE, time};
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{
+    sync::oneshot::{self, error::TryRecvError},
+    time::timeout,
+};
 
 use super::node::Node;
 use crate::model::{members::Members, world::World};
 
-/// How long the end of a daemon is delayed until its recording is saved (WAIT).
+/// How long the end of a daemon, or its answer to the coordinator, is delayed until its recording is
+/// saved (WAIT).
 const SAVING: Duration = Duration::from_secs(5);
 
 /// The path of the file, or why it can't be written.
@@ -57,15 +61,30 @@ impl Saving {
     /// # Errors
     /// Why it was not saved.
     pub(crate) async fn wait(self) -> Saved {
-        let late = |_| Err(format!("the flight recording was not saved within {SAVING:?}"));
-        let ended = |_| Err("the thread that saves the flight recording has ended".to_owned());
-        timeout(SAVING, self.0).await.map_or_else(late, |saved| saved.unwrap_or_else(ended))
+        let saved = timeout(SAVING, self.0).await;
+        saved.map_or_else(|_| late(), |saved| saved.unwrap_or_else(|_| aborted()))
     }
 
-    /// The result, if there is one by now.
-    pub(super) fn look(mut self) -> Saved {
-        self.0.try_recv().unwrap_or_else(|_| Err("it takes long to save; look there later".into()))
+    /// The same on a thread without a runtime.
+    pub(super) fn wait_here(mut self) -> Saved {
+        let until = Instant::now() + SAVING;
+        loop {
+            match self.0.try_recv() {
+                Ok(saved) => return saved,
+                Err(TryRecvError::Closed) => return aborted(),
+                Err(TryRecvError::Empty) if Instant::now() >= until => return late(),
+                Err(TryRecvError::Empty) => thread::sleep(Duration::from_millis(5)),
+            }
+        }
     }
+}
+
+fn late() -> Saved {
+    Err(format!("the flight recording was not saved within {SAVING:?}; look there later"))
+}
+
+fn aborted() -> Saved {
+    Err("the thread that saves the flight recording has ended".to_owned())
 }
 
 /// The job has ended. If it has failed, records why, and saves the recording if that is wanted.
@@ -122,6 +141,20 @@ mod tests {
     use gradwire_proto::FailureKind;
 
     use super::*;
+
+    #[test]
+    fn a_slow_save_is_waited_for() {
+        let (done, saving) = oneshot::channel();
+        let saves = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            done.send(Ok(PathBuf::from("saved"))).unwrap();
+        });
+        assert_eq!(Saving(saving).wait_here().unwrap(), Path::new("saved"));
+        saves.join().unwrap();
+        let (done, saving) = oneshot::channel();
+        drop(done);
+        assert!(Saving(saving).wait_here().unwrap_err().contains("has ended"));
+    }
 
     #[test]
     fn a_long_failure_fits_into_the_recording() {
