@@ -21,8 +21,8 @@ use tokio::{
 use super::node::Node;
 use crate::model::{members::Members, world::World};
 
-/// How long the end of a daemon, or its answer to the coordinator, is delayed until its recording is
-/// saved (WAIT).
+/// How long the end of a daemon, or its answer to the coordinator, is delayed until its recording
+/// is saved (WAIT).
 const SAVING: Duration = Duration::from_secs(5);
 
 /// The path of the file, or why it can't be written.
