@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use gradwire_launcher::error::CommandError;
+use gradwire_launcher::{error::CommandError, launch::hosts::count};
 use gradwire_worker::Session;
 use serde::Serialize;
 
 use super::{
     args::Bench,
+    baseline::has_program,
     machine::Machine,
     operation::{Memory, Operation},
     stats::{Stats, micros_of},
@@ -100,6 +101,9 @@ impl Head {
         );
         let baseline = match (operation, nodes.len(), memory, line) {
             (Operation::Barrier, ..) => "none".to_owned(),
+            (_, 1, ..) if data.is_some_and(|data| !has_program(operation, data.dtype)) => {
+                "none: it reduces only sums and averages of f32, f64, f16 and bf16".to_owned()
+            }
             (_, 1, Some(Memory::Ordinary), _) => {
                 format!(
                     "the same work without gradwire: copied to shared memory, done there, copied \
@@ -163,9 +167,10 @@ impl Head {
             format!("{} ranks on {hosts}{lie}{travel}", self.ranks),
             format!("{}, {} cores, Linux {}", machine.processor, machine.cores, machine.kernel),
             format!(
-                "{} iterations {apart} after {} for warm-up; times are those of the slowest \
+                "{} {apart} after {} for warm-up; times are those of the slowest \
                  rank; {checked}",
-                self.iters, self.warmup
+                count(self.iters, "iteration"),
+                self.warmup
             ),
             format!("baseline: {}", self.baseline),
         ]

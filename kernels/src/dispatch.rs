@@ -59,6 +59,39 @@ pub(super) unsafe fn run(level: Level, job: &Job<'_>) {
     }
 }
 
+/// Whether these are sums that [`run_sums`] knows.
+pub(super) fn is_a_sum(combine: Combine) -> bool {
+    matches!(combine.op, ReduceOp::Sum | ReduceOp::Average)
+        && matches!(combine.dtype, DType::F32 | DType::F64 | DType::F16 | DType::Bf16)
+}
+
+/// Whether [`run_sums`] can run this job.
+pub(super) fn is_among_sums(job: &Job<'_>) -> bool {
+    is_copy(job) || is_a_sum(job.combine) && job.result == job.combine.dtype
+}
+
+/// [`run`] for sums of floats and for copies. A program that calls only this does not contain the
+/// kernels for anything else.
+///
+/// # Safety
+/// As for [`run`]; the job [is among these](is_among_sums).
+pub(super) unsafe fn run_sums(level: Level, job: &Job<'_>) {
+    if job.inputs.is_empty() || job.count == 0 {
+        return;
+    }
+    // SAFETY: the caller's promise; `dtype` is the type of the elements.
+    unsafe {
+        match job.combine.dtype {
+            _ if is_copy(job) => copied(level, job),
+            DType::F32 => with_op::<f32, Sum>(level, job),
+            DType::F64 => with_op::<f64, Sum>(level, job),
+            DType::F16 => with_op::<F16, Sum>(level, job),
+            DType::Bf16 => with_op::<Bf16, Sum>(level, job),
+            other => unreachable!("{other} is not among the sums"),
+        }
+    }
+}
+
 /// Results of another type than the inputs: f32 for shorter floats, or shorter floats for f32.
 unsafe fn converted(level: Level, job: &Job<'_>) {
     // SAFETY: the caller's promise.

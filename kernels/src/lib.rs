@@ -53,7 +53,10 @@ pub use job::{Combine, Finish, Store};
 pub use level::{Level, level};
 pub use partial::{Form, finish_partial, reduce_partials};
 pub use quantized::{Quantized, add_quantized, dequantize, quantize};
-pub use safe::{SliceError, reduce_finish_in_place, reduce_finish_slices, reduce_slices};
+pub use safe::{
+    SliceError, is_a_sum, reduce_finish_in_place, reduce_finish_slices, reduce_slices,
+    sum_in_place, sum_slices,
+};
 
 use job::Job;
 

@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError, RwLock},
 };
 
-use gradwire_kernels::{Combine, Finish, Store, level, reduce_finish_slices};
+use gradwire_kernels::{Combine, Finish, Store, sum_slices};
 use gradwire_proto::{DType, ReduceOp};
 
 use super::round::{Program, SpinBarrier};
@@ -139,9 +139,7 @@ impl<'a> Apart<'a> {
         // Data that is only moved has one source, and is not divided.
         let finish = Finish { op, contributors, ..Finish::none(dtype) };
         let combine = Combine { dtype, op };
-        let level = level();
-        let done =
-            reduce_finish_slices(level, combine, 1.0, &finish, &mut targets, &sources, self.store);
+        let done = sum_slices(combine, &finish, &mut targets, &sources, self.store);
         debug_assert_eq!(done, Ok(()), "source and targets of a part have the same length");
     }
 }
@@ -199,18 +197,18 @@ mod tests {
     use super::{super::round::times, *};
 
     /// The results after each rank has contributed its number everywhere.
-    fn after(operation: Operation, copies: bool, threads: usize, elements: usize) -> Vec<Vec<i16>> {
+    fn after(operation: Operation, copies: bool, threads: usize, elements: usize) -> Vec<Vec<f32>> {
         let ranks = 3;
-        let room = |rank| bytes(operation, DType::I16, (rank, ranks), elements).map(|n| n / 2);
-        let mut inputs: Vec<Vec<i16>> =
-            (0..ranks).map(|rank| vec![rank as i16 + 1; room(rank)[0]]).collect();
-        let mut outputs: Vec<Vec<i16>> = (0..ranks).map(|rank| vec![0; room(rank)[1]]).collect();
+        let room = |rank| bytes(operation, DType::F32, (rank, ranks), elements).map(|n| n / 4);
+        let mut inputs: Vec<Vec<f32>> =
+            (0..ranks).map(|rank| vec![rank as f32 + 1.0; room(rank)[0]]).collect();
+        let mut outputs: Vec<Vec<f32>> = (0..ranks).map(|rank| vec![0.0; room(rank)[1]]).collect();
         let mut input: Vec<&mut [u8]> =
             inputs.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
         let mut output: Vec<&mut [u8]> =
             outputs.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
         let program =
-            Apart::new(operation, DType::I16, copies, threads, elements, &mut input, &mut output);
+            Apart::new(operation, DType::F32, copies, threads, elements, &mut input, &mut output);
         assert_eq!(times(&program, threads, 1, Duration::ZERO).len(), 1);
         outputs
     }
@@ -220,25 +218,34 @@ mod tests {
         let (op, root) = (ReduceOp::Sum, 1);
         for (share, threads) in [(1, 3), (70, 5), (10_007, 3), (10_007, 8)] {
             let elements = 3 * share;
-            let each = |values: [i16; 3]| values.map(|v| vec![v; share]).concat();
-            let of = |value: i16, count: usize| vec![value; count];
+            let each = |values: [f32; 3]| values.map(|v| vec![v; share]).concat();
+            let of = |value: f32, count: usize| vec![value; count];
             for (operation, expected) in [
-                (Operation::Reduce { op, root }, [vec![], of(6, elements), vec![]]),
-                (Operation::Broadcast { root }, [of(2, elements), vec![], of(2, elements)]),
-                (Operation::Allgather, [each([1, 2, 3]), each([1, 2, 3]), each([1, 2, 3])]),
-                (Operation::Gather { root }, [vec![], each([1, 2, 3]), vec![]]),
-                (Operation::Scatter { root }, [of(2, share), of(2, share), of(2, share)]),
-                (Operation::ReduceScatter(op), [of(6, share), of(6, share), of(6, share)]),
-                (Operation::Alltoall, [each([1, 2, 3]), each([1, 2, 3]), each([1, 2, 3])]),
-                (Operation::SendReceive, [of(3, elements), of(1, elements), of(2, elements)]),
+                (Operation::Reduce { op, root }, [vec![], of(6.0, elements), vec![]]),
+                (Operation::Broadcast { root }, [of(2.0, elements), vec![], of(2.0, elements)]),
+                (
+                    Operation::Allgather,
+                    [each([1.0, 2.0, 3.0]), each([1.0, 2.0, 3.0]), each([1.0, 2.0, 3.0])],
+                ),
+                (Operation::Gather { root }, [vec![], each([1.0, 2.0, 3.0]), vec![]]),
+                (Operation::Scatter { root }, [of(2.0, share), of(2.0, share), of(2.0, share)]),
+                (Operation::ReduceScatter(op), [of(6.0, share), of(6.0, share), of(6.0, share)]),
+                (
+                    Operation::Alltoall,
+                    [each([1.0, 2.0, 3.0]), each([1.0, 2.0, 3.0]), each([1.0, 2.0, 3.0])],
+                ),
+                (Operation::SendReceive, [of(3.0, elements), of(1.0, elements), of(2.0, elements)]),
             ] {
                 assert_eq!(after(operation, false, threads, elements), expected, "{operation:?}");
                 // The shared tensors hold the copied content of private memory: a one in each byte,
                 // once or multiplied by the sum.
                 let copied = after(operation, true, threads, elements);
-                let ones = i16::from_ne_bytes([1; 2]);
-                assert!(copied.iter().flatten().all(|value| *value % ones == 0), "{operation:?}");
-                assert!(copied.iter().flatten().all(|value| *value != 0), "{operation:?}");
+                let ones = f32::from_ne_bytes([1; 4]);
+                let many = |value: &f32| {
+                    let times = value / ones;
+                    times > 0.5 && (times / times.round() - 1.0).abs() < 1e-6
+                };
+                assert!(copied.iter().flatten().all(many), "{operation:?}");
             }
         }
     }

@@ -4,7 +4,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gradwire_kernels::{Combine, Finish, Store, level, reduce_finish_in_place};
+use gradwire_kernels::{Combine, Finish, Store, sum_in_place};
 use gradwire_proto::{DType, ReduceOp};
 
 use super::round::{Program, SpinBarrier};
@@ -64,8 +64,7 @@ impl<'a> InPlace<'a> {
         let contributors = self.tensors.len() as u32;
         let finish = Finish { op, contributors, ..Finish::none(dtype) };
         let combine = Combine { dtype, op };
-        let done =
-            reduce_finish_in_place(level(), combine, 1.0, &finish, &mut slices, Store::Cached);
+        let done = sum_in_place(combine, &finish, &mut slices, Store::Cached);
         debug_assert_eq!(done, Ok(()), "slices of one thread have the same length");
     }
 }
@@ -131,8 +130,8 @@ mod tests {
     #[test]
     fn the_program_does_the_work() {
         for (elements, threads) in [(1, 3), (3, 4), (1000, 3), (1000, 5), (100_001, 8)] {
-            let max = after(ReduceOp::Max, false, threads, elements);
-            assert!(max.iter().flatten().all(|value| *value == 3.0), "{elements} elements");
+            let mean = after(ReduceOp::Average, false, threads, elements);
+            assert!(mean.iter().flatten().all(|value| *value == 2.0), "{elements} elements");
             // 6, then 18, then 54.
             let sum = after(ReduceOp::Sum, false, threads, elements);
             assert!(sum.iter().flatten().all(|value| *value == 54.0), "{elements} elements");

@@ -20,6 +20,7 @@ mod round;
 
 use std::time::Duration;
 
+use gradwire_kernels::{Combine, is_a_sum};
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::DType;
 use gradwire_worker::{Buffer, Session};
@@ -90,7 +91,7 @@ pub fn seconds(
         let over_line = setup.operation.line_factor(&setup.slots) * bytes;
         return Ok(setup.line_rate.map(|rate| rate.seconds(over_line)));
     };
-    if setup.operation == Operation::Barrier {
+    if !has_program(setup.operation, setup.dtype) {
         return Ok(None);
     }
     let mut baseline = None;
@@ -99,6 +100,13 @@ pub fn seconds(
     }
     session.barrier().map_err(CommandError::failed)?;
     Ok(baseline)
+}
+
+/// Whether the program has the work of this operation: it moves anything, and adds floats. Kernels
+/// for everything else would be a sixth of the size of `gradwire`.
+pub fn has_program(operation: Operation, dtype: DType) -> bool {
+    let can_reduce = |op| is_a_sum(Combine { dtype, op });
+    operation != Operation::Barrier && operation.reduction().is_none_or(can_reduce)
 }
 
 fn in_memory(
@@ -159,6 +167,8 @@ fn least(times: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::ReduceOp;
+
     use super::*;
 
     #[test]
@@ -166,6 +176,16 @@ mod tests {
         let of = |ranks, bytes| threads(ranks, bytes, 16);
         assert_eq!([of(4, 4), of(4, 64 << 10), of(4, 128 << 10), of(4, 1 << 20)], [4, 4, 8, 16]);
         assert_eq!([of(32, 1 << 20), threads(4, 64 << 20, 2)], [32, 4]);
+    }
+
+    #[test]
+    fn the_program_moves_anything_and_adds_floats() {
+        let sum = |dtype| has_program(Operation::Allreduce(ReduceOp::Sum), dtype);
+        assert_eq!([sum(DType::Bf16), sum(DType::I32), sum(DType::C64)], [true, false, false]);
+        assert!(has_program(Operation::ReduceScatter(ReduceOp::Average), DType::F64));
+        assert!(!has_program(Operation::Allreduce(ReduceOp::Max), DType::F32));
+        assert!(has_program(Operation::Allgather, DType::Bool));
+        assert!(!has_program(Operation::Barrier, DType::F32));
     }
 
     #[test]

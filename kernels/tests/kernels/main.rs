@@ -8,8 +8,8 @@ mod partial;
 mod quantized;
 
 use gradwire_kernels::{
-    Combine, Finish, Level, SliceError, Store, level, reduce, reduce_finish_in_place,
-    reduce_finish_slices, reduce_finish_to, reduce_slices,
+    Combine, Finish, Level, SliceError, Store, is_a_sum, level, reduce, reduce_finish_in_place,
+    reduce_finish_slices, reduce_finish_to, reduce_slices, sum_in_place, sum_slices,
 };
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 use half::{bf16, f16};
@@ -182,6 +182,45 @@ fn every_level_computes_what_the_reference_does() {
             }
         }
     }
+}
+
+/// Programs with few of the kernels compute sums of floats and copy everything, as the others do.
+#[test]
+fn sums_are_those_of_all_kernels() {
+    let mut random = SplitMix64::seed_from_u64(13);
+    let (mut sums, mut copies) = (0, 0);
+    for &dtype in DType::ALL {
+        for &op in ReduceOp::ALL {
+            for inputs in [0, 1, 2, 5] {
+                let (combine, count, store) = (Combine { dtype, op }, 300, Store::Cached);
+                let finish = Finish { dtype, op, contributors: 3, postscale: 1.0 };
+                let data: Vec<Buffer> =
+                    (0..inputs).map(|_| Buffer::random(dtype, count, 0, &mut random)).collect();
+                let slices: Vec<&[u8]> = data.iter().map(Buffer::get).collect();
+                let mut expected = vec![0; count * dtype.size()];
+                let dsts = &mut [&mut expected[..]];
+                reduce_finish_slices(level(), combine, 1.0, &finish, dsts, &slices, store).unwrap();
+                let mut found = vec![0; count * dtype.size()];
+                let done = sum_slices(combine, &finish, &mut [&mut found], &slices, store);
+                let is_copy = inputs == 1 && op != ReduceOp::Average && dtype != DType::Bool;
+                if is_a_sum(combine) || is_copy {
+                    assert_eq!(done, Ok(()), "{combine:?} of {inputs}");
+                    assert_eq!(found, expected, "{combine:?} of {inputs}");
+                } else {
+                    assert_eq!(done, Err(SliceError::NotASum(combine)), "of {inputs}");
+                }
+                sums += u32::from(is_a_sum(combine));
+                copies += u32::from(is_copy);
+                let mut buffers: Vec<Vec<u8>> = slices.iter().map(|it| it.to_vec()).collect();
+                let mut all: Vec<&mut [u8]> = buffers.iter_mut().map(|it| &mut it[..]).collect();
+                let done = sum_in_place(combine, &finish, &mut all, store);
+                if inputs > 0 && done.is_ok() {
+                    assert!(buffers.iter().all(|it| *it == expected), "{combine:?} of {inputs}");
+                }
+            }
+        }
+    }
+    assert_eq!((sums, copies), (4 * 2 * 4, 16 * 7));
 }
 
 /// A destination may be one of the inputs, for all three functions.
