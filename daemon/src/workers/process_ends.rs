@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use gradwire_proto::Rank;
@@ -121,7 +121,8 @@ impl ProcessEnds {
         local_rank: u32,
         interesting: impl Fn() -> bool,
     ) -> Result<Option<ProcessEnd>, String> {
-        let deadline = Instant::now() + REPORT_TIMEOUT;
+        // Not a deadline: while this process is suspended, the report stays unread.
+        let mut checks = REPORT_TIMEOUT.div_duration_f64(CHECK) as u32;
         let mut state = self.state.lock();
         loop {
             if let Some(end) = state.ends.get(&local_rank) {
@@ -130,10 +131,12 @@ impl ProcessEnds {
             if let Some(stop) = &state.stopped {
                 return Err(stop.why.clone());
             }
-            if !state.by_agent || !interesting() || Instant::now() >= deadline {
+            if !state.by_agent || !interesting() || checks == 0 {
                 return Ok(None);
             }
-            self.news.wait_for(&mut state, CHECK);
+            if self.news.wait_for(&mut state, CHECK).timed_out() {
+                checks -= 1;
+            }
         }
     }
 }

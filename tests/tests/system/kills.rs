@@ -65,15 +65,21 @@ fn a_worker_is_killed_while_others_wait_for_it() {
 /// The daemon learns at the same time how the worker ended and that all ranks must end.
 #[test]
 fn a_killed_worker_is_the_cause() {
-    let mut job = start(ONE_NODE, &["attach", "!1/submit:2:1000", "1/say:idle", "1/hang"]);
-    job.until_said("submitted", 2);
-    job.until_said("said", 1);
-    job.signal(Role::Daemon(0), Signal::STOP);
-    let fault = job.signal(Role::Rank(1), Signal::KILL);
-    // Longer than the launcher waits for the daemon's report.
-    sleep(Duration::from_millis(1000));
-    job.signal(Role::Daemon(0), Signal::CONT);
-    assert_rank_1_killed(&job.finish(), ONE_NODE, fault, "");
+    // The daemon may also stop between the end of the connection and the report of its agent.
+    for is_stopped_first in [true, false] {
+        let mut job = start(ONE_NODE, &["attach", "!1/submit:2:1000", "1/say:idle", "1/hang"]);
+        job.until_said("submitted", 2);
+        job.until_said("said", 1);
+        if is_stopped_first {
+            job.signal(Role::Daemon(0), Signal::STOP);
+        }
+        let fault = job.signal(Role::Rank(1), Signal::KILL);
+        job.signal(Role::Daemon(0), Signal::STOP);
+        // Longer than the launcher waits for the daemon's report.
+        sleep(Duration::from_millis(1000));
+        job.signal(Role::Daemon(0), Signal::CONT);
+        assert_rank_1_killed(&job.finish(), ONE_NODE, fault, "");
+    }
 }
 
 #[test]
