@@ -191,13 +191,14 @@ fn receive_by(
             return Err(failure.into());
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(GradwireError::Timeout { what: what.to_owned(), after: within });
-        }
         let wait = left.min(TICK);
         let wait = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
         let mut fds = [event::PollFd::new(stream, event::PollFlags::IN)];
         match event::poll(&mut fds, Some(&wait)) {
+            // The answer may have come while this process was suspended, so the time counts last.
+            Ok(0) if left.is_zero() => {
+                return Err(GradwireError::Timeout { what: what.to_owned(), after: within });
+            }
             Ok(0) | Err(rustix::io::Errno::INTR) => continue,
             Ok(_) => {}
             Err(error) => {
