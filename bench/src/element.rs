@@ -1,6 +1,9 @@
 //! Elements whose values can be generated, reduced by definition, and compared.
+//!
+//! Only this module knows the Rust types of elements. Everything else works with bytes and a
+//! [`Kind`], so that it is compiled once and not for each type.
 
-use gradwire_proto::ReduceOp;
+use gradwire_proto::{DType, ReduceOp};
 use gradwire_worker::{Bool, Complex, Element, F8E4m3, F8E5m2, half};
 
 /// An element type whose values can be generated and checked.
@@ -22,7 +25,7 @@ pub trait Value: Element + PartialEq {
     fn numbers(self) -> [f64; 2];
 
     /// The reduction of whole numbers, by definition. The factors of a product are 1 and 2.
-    fn reduced(op: ReduceOp, values: impl Iterator<Item = i64>, ranks: u32) -> Self {
+    fn reduced(op: ReduceOp, values: &mut dyn Iterator<Item = i64>, ranks: u32) -> Self {
         match op {
             ReduceOp::Sum => Self::whole(values.sum()),
             ReduceOp::Average => Self::quotient(values.sum(), ranks),
@@ -146,44 +149,69 @@ impl Value for Bool {
         [f64::from(u8::from(self.get())), 0.0]
     }
 
-    fn reduced(op: ReduceOp, mut values: impl Iterator<Item = i64>, _ranks: u32) -> Self {
+    fn reduced(op: ReduceOp, values: &mut dyn Iterator<Item = i64>, _ranks: u32) -> Self {
         let is_true = |value: i64| Self::whole(value).get();
         match op {
             ReduceOp::Sum | ReduceOp::Average | ReduceOp::Max | ReduceOp::BitOr => {
-                values.any(is_true).into()
+                values.fold(false, |any, value| any | is_true(value)).into()
             }
-            ReduceOp::Min | ReduceOp::Product | ReduceOp::BitAnd => values.all(is_true).into(),
+            ReduceOp::Min | ReduceOp::Product | ReduceOp::BitAnd => {
+                values.fold(true, |all, value| all & is_true(value)).into()
+            }
             ReduceOp::BitXor => values.fold(false, |all, value| all ^ is_true(value)).into(),
         }
     }
 }
 
-/// Calls a function with the Rust type of an element type.
-macro_rules! with_type {
-    ($dtype:expr, $function:ident($($argument:expr),* $(,)?)) => {
-        match $dtype {
-            gradwire_proto::DType::F32 => $function::<f32>($($argument),*),
-            gradwire_proto::DType::F64 => $function::<f64>($($argument),*),
-            gradwire_proto::DType::F16 => $function::<gradwire_worker::half::f16>($($argument),*),
-            gradwire_proto::DType::Bf16 => $function::<gradwire_worker::half::bf16>($($argument),*),
-            gradwire_proto::DType::F8E4m3 => $function::<gradwire_worker::F8E4m3>($($argument),*),
-            gradwire_proto::DType::F8E5m2 => $function::<gradwire_worker::F8E5m2>($($argument),*),
-            gradwire_proto::DType::I8 => $function::<i8>($($argument),*),
-            gradwire_proto::DType::U8 => $function::<u8>($($argument),*),
-            gradwire_proto::DType::I16 => $function::<i16>($($argument),*),
-            gradwire_proto::DType::U16 => $function::<u16>($($argument),*),
-            gradwire_proto::DType::I32 => $function::<i32>($($argument),*),
-            gradwire_proto::DType::U32 => $function::<u32>($($argument),*),
-            gradwire_proto::DType::I64 => $function::<i64>($($argument),*),
-            gradwire_proto::DType::U64 => $function::<u64>($($argument),*),
-            gradwire_proto::DType::Bool => $function::<gradwire_worker::Bool>($($argument),*),
-            gradwire_proto::DType::C64 => {
-                $function::<gradwire_worker::Complex<f32>>($($argument),*)
-            }
-            gradwire_proto::DType::C128 => {
-                $function::<gradwire_worker::Complex<f64>>($($argument),*)
-            }
-        }
-    };
+/// What a benchmark needs to know about an element type.
+#[derive(Debug, Clone, Copy)]
+pub struct Kind {
+    /// The type.
+    pub dtype: DType,
+    /// The distance from 1 to the next value; 0 if arithmetic is exact.
+    pub epsilon: f64,
+    /// Appends the element of a whole number.
+    pub whole: fn(i64, &mut Vec<u8>),
+    /// Appends the reduction of whole numbers, of this many ranks.
+    pub reduced: fn(ReduceOp, &mut dyn Iterator<Item = i64>, u32, &mut Vec<u8>),
+    /// The two parts of a complex number, or the number and zero, for the bytes of an element.
+    pub numbers: fn(&[u8]) -> [f64; 2],
 }
-pub(crate) use with_type;
+
+impl Kind {
+    /// The kind of an element type.
+    pub fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Self::known::<f32>(),
+            DType::F64 => Self::known::<f64>(),
+            DType::F16 => Self::known::<half::f16>(),
+            DType::Bf16 => Self::known::<half::bf16>(),
+            DType::F8E4m3 => Self::known::<F8E4m3>(),
+            DType::F8E5m2 => Self::known::<F8E5m2>(),
+            DType::I8 => Self::known::<i8>(),
+            DType::U8 => Self::known::<u8>(),
+            DType::I16 => Self::known::<i16>(),
+            DType::U16 => Self::known::<u16>(),
+            DType::I32 => Self::known::<i32>(),
+            DType::U32 => Self::known::<u32>(),
+            DType::I64 => Self::known::<i64>(),
+            DType::U64 => Self::known::<u64>(),
+            DType::Bool => Self::known::<Bool>(),
+            DType::C64 => Self::known::<Complex<f32>>(),
+            DType::C128 => Self::known::<Complex<f64>>(),
+        }
+    }
+
+    fn known<T: Value>() -> Self {
+        fn append(value: impl Value, to: &mut Vec<u8>) {
+            to.extend_from_slice(bytemuck::bytes_of(&value));
+        }
+        Self {
+            dtype: T::DTYPE,
+            epsilon: T::EPSILON,
+            whole: |value, to| append(T::whole(value), to),
+            reduced: |op, values, ranks, to| append(T::reduced(op, values, ranks), to),
+            numbers: |bytes| bytemuck::pod_read_unaligned::<T>(bytes).numbers(),
+        }
+    }
+}

@@ -5,16 +5,16 @@
 use std::{thread, time::Duration};
 
 use gradwire_launcher::error::CommandError;
+use gradwire_proto::DType;
 use gradwire_worker::{
-    AllreduceOptions, GradwireError, Handle, ReduceOp, Session, Tensor, optimizer,
+    AllreduceOptions, Buffer, GradwireError, Handle, ReduceOp, Session, optimizer,
 };
 
 use super::{
     args::Data,
     baseline::{self, Setup},
-    element::{Value, with_type},
     measure::{Rounds, Span, Step, now, repeat, seconds, slowest},
-    operation::{Memory, Operation, Place},
+    operation::{Operation, Place},
     report::{Model, Report, Row},
     shapes::{self, Gradient},
     value::{Pattern, Wrong},
@@ -32,20 +32,20 @@ pub fn run(
     report: &mut Report,
 ) -> Result<(), CommandError> {
     let gradients = shapes::load("--shapes", network)?;
-    let row = with_type!(data.dtype, steps(session, op, data, &gradients, compute_ms))?;
+    let row = steps(session, op, data, &gradients, compute_ms)?;
     report.row(row)
 }
 
-fn steps<T: Value>(
+fn steps(
     session: &Session,
     op: ReduceOp,
     data: &Data,
     gradients: &[Gradient],
     compute_ms: f64,
 ) -> Result<Row, CommandError> {
-    let mut pass = Pass::<T>::new(session, op, data.memory, gradients, compute_ms)?;
+    let mut pass = Pass::new(session, op, data, gradients, compute_ms)?;
     let elements: usize = pass.tensors.iter().map(|tensor| tensor.elements).sum();
-    let bytes = (elements * size_of::<T>()) as u64;
+    let bytes = (elements * data.dtype.size()) as u64;
     let common = &data.common;
     let check = data.check_every(bytes);
     let rounds =
@@ -67,30 +67,31 @@ fn steps<T: Value>(
 }
 
 /// One gradient of this rank.
-struct Member<T: Value> {
+struct Member {
     name: String,
     priority: i32,
     elements: usize,
     /// `None` while it is in flight.
-    place: Option<Place<T>>,
-    before: Pattern<T>,
-    after: Pattern<T>,
+    place: Option<Place>,
+    before: Pattern,
+    after: Pattern,
 }
 
 /// One backward pass.
-struct Pass<'a, T: Value> {
+struct Pass<'a> {
     session: &'a Session,
     op: ReduceOp,
+    dtype: DType,
     compute: Duration,
     /// In the order of submission.
-    tensors: Vec<Member<T>>,
+    tensors: Vec<Member>,
 }
 
-impl<'a, T: Value> Pass<'a, T> {
+impl<'a> Pass<'a> {
     fn new(
         session: &'a Session,
         op: ReduceOp,
-        memory: Memory,
+        &Data { memory, dtype, .. }: &Data,
         gradients: &[Gradient],
         compute_ms: f64,
     ) -> Result<Self, CommandError> {
@@ -99,60 +100,62 @@ impl<'a, T: Value> Pass<'a, T> {
         let planned = optimizer::plan("bench.", names).map_err(CommandError::usage)?;
         let member = |(i, (gradient, planned)): (usize, (&Gradient, optimizer::Planned))| {
             let elements = usize::try_from(gradient.elements()).map_err(CommandError::usage)?;
-            let place = Place::zeros(session, memory, elements).map_err(CommandError::failed)?;
+            let place = Place::zeros(session, memory, dtype, elements);
+            let place = place.map_err(CommandError::failed)?;
             Ok(Member {
                 name: planned.name.as_str().to_owned(),
                 priority: planned.priority,
                 elements,
                 place: Some(place),
-                before: Pattern::contribution(op, rank, ranks, i),
-                after: Pattern::reduction(op, ranks, i).compressed(op, session, elements),
+                before: Pattern::contribution(dtype, op, rank, ranks, i),
+                after: Pattern::reduction(dtype, op, ranks, i).compressed(op, session, elements),
             })
         };
         let all = gradients.iter().zip(planned).enumerate().rev();
         let tensors = all.map(member).collect::<Result<_, CommandError>>()?;
         let compute = Duration::try_from_secs_f64(compute_ms / 1e3).map_err(CommandError::usage)?;
-        Ok(Self { session, op, compute, tensors })
+        Ok(Self { session, op, dtype, compute, tensors })
     }
 }
 
 /// A gradient in flight. One in ordinary memory is sent as a copy.
-enum Sent<T: Value> {
-    Own(Handle<Tensor<T>>),
-    Copy(Vec<T>, Handle<Tensor<T>>),
+enum Sent {
+    Own(Handle<Buffer>),
+    Copy(Vec<u8>, Handle<Buffer>),
 }
 
-impl<T: Value> Sent<T> {
+impl Sent {
     fn submit(
         session: &Session,
-        place: Place<T>,
+        dtype: DType,
+        place: Place,
         options: AllreduceOptions,
     ) -> Result<Self, GradwireError> {
         Ok(match place {
-            Place::Arena(tensor) => Self::Own(session.allreduce_async(tensor, options)?),
-            Place::Ordinary(values) => {
-                let copy = session.tensor(&values, &[values.len()])?;
-                Self::Copy(values, session.allreduce_async(copy, options)?)
+            Place::Arena(buffer) => Self::Own(session.allreduce_async(buffer, options)?),
+            Place::Ordinary(bytes) => {
+                let copy = session.buffer_from(dtype, &bytes)?;
+                Self::Copy(bytes, session.allreduce_async(copy, options)?)
             }
         })
     }
 
-    fn wait(self) -> Result<Place<T>, GradwireError> {
+    fn wait(self) -> Result<Place, GradwireError> {
         Ok(match self {
             Self::Own(handle) => Place::Arena(handle.wait()?),
-            Self::Copy(mut values, handle) => {
-                values.copy_from_slice(handle.wait()?.as_slice());
-                Place::Ordinary(values)
+            Self::Copy(mut bytes, handle) => {
+                bytes.copy_from_slice(handle.wait()?.bytes());
+                Place::Ordinary(bytes)
             }
         })
     }
 }
 
-impl<T: Value> Step for Pass<'_, T> {
+impl Step for Pass<'_> {
     fn fill(&mut self) {
         for Member { place, before, .. } in &mut self.tensors {
             if let Some(place) = place {
-                before.fill(place.as_mut_slice());
+                before.fill(place.bytes_mut());
             }
         }
     }
@@ -172,7 +175,7 @@ impl<T: Value> Step for Pass<'_, T> {
                 AllreduceOptions::named(&member.name).op(self.op).priority(member.priority);
             // Every pass ends with all tensors back in place, or with an error and no further pass.
             if let Some(place) = member.place.take() {
-                sent.push((i, Sent::submit(self.session, place, options)?));
+                sent.push((i, Sent::submit(self.session, self.dtype, place, options)?));
             }
         }
         let submitted = now();
@@ -184,7 +187,7 @@ impl<T: Value> Step for Pass<'_, T> {
 
     fn check(&self) -> Result<(), String> {
         for Member { name, place, after, .. } in &self.tensors {
-            let tensor = place.as_ref().map(Place::as_slice).unwrap_or_default();
+            let tensor = place.as_ref().map(Place::bytes).unwrap_or_default();
             after.check(tensor, 0).map_err(|Wrong { element, got, expected }| {
                 format!("element {element} of '{name}' is {got}, expected {expected}")
             })?;

@@ -11,13 +11,11 @@ use gradwire_proto::{
     compression::{GROUP, GROUP_BYTES},
 };
 use gradwire_worker::{
-    AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, GatherOptions,
+    AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, Buffer, GatherOptions,
     GradwireError, ReceiveOptions, ReduceOptions, ReduceScatterOptions, ScatterOptions,
-    SendOptions, Session, Tensor,
+    SendOptions, Session,
 };
 use serde::Serialize;
-
-use super::element::Value;
 
 /// A collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
@@ -72,14 +70,14 @@ pub enum Memory {
 
 /// A tensor, in either kind of memory.
 #[derive(Debug)]
-pub enum Place<T: Value> {
+pub enum Place {
     /// In shared memory.
-    Arena(Tensor<T>),
+    Arena(Buffer),
     /// In the process's own memory.
-    Ordinary(Vec<T>),
+    Ordinary(Vec<u8>),
 }
 
-impl<T: Value> Place<T> {
+impl Place {
     /// A tensor of zeros.
     ///
     /// # Errors
@@ -87,44 +85,47 @@ impl<T: Value> Place<T> {
     pub fn zeros(
         session: &Session,
         memory: Memory,
+        dtype: DType,
         elements: usize,
     ) -> Result<Self, GradwireError> {
         Ok(match memory {
-            Memory::Arena => Self::Arena(session.zeros(&[elements])?),
-            Memory::Ordinary => Self::Ordinary(vec![T::whole(0); elements]),
+            Memory::Arena => Self::Arena(session.buffer(dtype, &[elements])?),
+            Memory::Ordinary => Self::Ordinary(vec![0; elements * dtype.size()]),
         })
     }
 
-    /// The elements.
-    pub fn as_slice(&self) -> &[T] {
+    /// The bytes of the elements.
+    pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::Arena(tensor) => tensor.as_slice(),
-            Self::Ordinary(values) => values,
+            Self::Arena(buffer) => buffer.bytes(),
+            Self::Ordinary(bytes) => bytes,
         }
     }
 
-    /// The elements, mutable.
-    pub fn as_mut_slice(&mut self) -> &mut [T] {
+    /// The bytes of the elements, mutable.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
-            Self::Arena(tensor) => tensor.as_mut_slice(),
-            Self::Ordinary(values) => values,
+            Self::Arena(buffer) => buffer.bytes_mut(),
+            Self::Ordinary(bytes) => bytes,
         }
     }
 }
 
 /// The tensors of one rank.
 #[derive(Debug)]
-pub struct Tensors<T: Value> {
+pub struct Tensors {
+    /// The element type of both.
+    pub dtype: DType,
     /// The input.
-    pub input: Place<T>,
+    pub input: Place,
     /// The result, if it is a separate tensor.
-    pub output: Option<Place<T>>,
+    pub output: Option<Place>,
 }
 
-impl<T: Value> Tensors<T> {
-    /// The rank's result.
-    pub fn result(&self) -> &[T] {
-        self.output.as_ref().unwrap_or(&self.input).as_slice()
+impl Tensors {
+    /// The bytes of the rank's result.
+    pub fn result(&self) -> &[u8] {
+        self.output.as_ref().unwrap_or(&self.input).bytes()
     }
 
     /// Makes a call that works in place. A tensor in ordinary memory is copied to shared memory for
@@ -132,14 +133,14 @@ impl<T: Value> Tensors<T> {
     fn in_place(
         &mut self,
         session: &Session,
-        call: impl FnOnce(&mut Tensor<T>) -> Result<(), GradwireError>,
+        call: impl FnOnce(&mut Buffer) -> Result<(), GradwireError>,
     ) -> Result<(), GradwireError> {
         match &mut self.input {
-            Place::Arena(tensor) => call(tensor),
-            Place::Ordinary(values) => {
-                let mut copy = session.tensor(values, &[values.len()])?;
+            Place::Arena(buffer) => call(buffer),
+            Place::Ordinary(bytes) => {
+                let mut copy = session.buffer_from(self.dtype, bytes)?;
                 call(&mut copy)?;
-                values.copy_from_slice(copy.as_slice());
+                bytes.copy_from_slice(copy.bytes());
                 Ok(())
             }
         }
@@ -150,22 +151,22 @@ impl<T: Value> Tensors<T> {
     fn apart(
         &mut self,
         session: &Session,
-        call: impl FnOnce(&Tensor<T>) -> Result<Option<Tensor<T>>, GradwireError>,
+        call: impl FnOnce(&Buffer) -> Result<Option<Buffer>, GradwireError>,
     ) -> Result<(), GradwireError> {
         match &self.input {
-            Place::Arena(tensor) => {
+            Place::Arena(buffer) => {
                 // So that the new result can reuse this memory.
                 self.output = None;
-                self.output = call(tensor)?.map(Place::Arena);
+                self.output = call(buffer)?.map(Place::Arena);
             }
-            Place::Ordinary(values) => {
-                let copy = session.tensor(values, &[values.len()])?;
+            Place::Ordinary(bytes) => {
+                let copy = session.buffer_from(self.dtype, bytes)?;
                 let result = call(&copy)?;
-                let result = result.as_ref().map(Tensor::as_slice).unwrap_or_default();
+                let result = result.as_ref().map(Buffer::bytes).unwrap_or_default();
                 match &mut self.output {
-                    Some(Place::Ordinary(values)) => {
-                        values.clear();
-                        values.extend_from_slice(result);
+                    Some(Place::Ordinary(bytes)) => {
+                        bytes.clear();
+                        bytes.extend_from_slice(result);
                     }
                     output => *output = Some(Place::Ordinary(result.to_vec())),
                 }
@@ -265,59 +266,61 @@ impl Operation {
     ///
     /// # Errors
     /// The error of the session.
-    pub fn call<T: Value>(
+    pub fn call(
         self,
         session: &Session,
         name: &str,
         elements: usize,
-        tensors: &mut Tensors<T>,
+        tensors: &mut Tensors,
     ) -> Result<(), GradwireError> {
+        let dtype = tensors.dtype;
         let (rank, ranks) = (session.rank(), session.size().max(1));
         match self {
             Self::Allreduce(op) => {
                 let options = AllreduceOptions::named(name).op(op);
                 match &mut tensors.input {
-                    Place::Arena(tensor) => session.allreduce(tensor, options),
-                    Place::Ordinary(values) => session.allreduce_slice(values, options),
+                    Place::Arena(buffer) => session.allreduce(buffer, options),
+                    Place::Ordinary(bytes) => session.allreduce_bytes(dtype, bytes, options),
                 }
             }
             Self::Broadcast { root } => {
                 let options = BroadcastOptions::from_rank(root).name(name);
                 match &mut tensors.input {
-                    Place::Arena(tensor) => session.broadcast(tensor, options),
-                    Place::Ordinary(values) => session.broadcast_slice(values, options),
+                    Place::Arena(buffer) => session.broadcast(buffer, options),
+                    Place::Ordinary(bytes) => session.broadcast_bytes(dtype, bytes, options),
                 }
             }
             Self::Reduce { op, root } => {
                 let options = ReduceOptions::to_rank(root).op(op).name(name);
-                tensors.in_place(session, |tensor| session.reduce(tensor, options))
+                tensors.in_place(session, |buffer| session.reduce(buffer, options))
             }
-            Self::Allgather => tensors.apart(session, |tensor| {
-                let gathered = session.allgather(tensor, AllgatherOptions::named(name))?;
+            Self::Allgather => tensors.apart(session, |buffer| {
+                let gathered = session.allgather(buffer, AllgatherOptions::named(name))?;
                 Ok(Some(gathered.tensor))
             }),
-            Self::Gather { root } => tensors.apart(session, |tensor| {
+            Self::Gather { root } => tensors.apart(session, |buffer| {
                 let options = GatherOptions::to_rank(root).name(name);
-                Ok(session.gather(tensor, options)?.map(|gathered| gathered.tensor))
+                Ok(session.gather(buffer, options)?.map(|gathered| gathered.tensor))
             }),
-            Self::Scatter { root } => tensors.apart(session, |tensor| {
+            Self::Scatter { root } => tensors.apart(session, |buffer| {
                 let share = [elements / ranks as usize];
-                let options = ScatterOptions::from_rank(root).expecting(&share).name(name);
-                session.scatter(Some(tensor).filter(|_| rank == root), options).map(Some)
+                let options = ScatterOptions::from_rank(root).dtype(dtype).expecting(&share);
+                let options = options.name(name);
+                session.scatter(Some(buffer).filter(|_| rank == root), options).map(Some)
             }),
-            Self::ReduceScatter(op) => tensors.apart(session, |tensor| {
-                session.reducescatter(tensor, ReduceScatterOptions::named(name).op(op)).map(Some)
+            Self::ReduceScatter(op) => tensors.apart(session, |buffer| {
+                session.reducescatter(buffer, ReduceScatterOptions::named(name).op(op)).map(Some)
             }),
-            Self::Alltoall => tensors.apart(session, |tensor| {
-                let gathered = session.alltoall(tensor, AlltoallOptions::named(name))?;
+            Self::Alltoall => tensors.apart(session, |buffer| {
+                let gathered = session.alltoall(buffer, AlltoallOptions::named(name))?;
                 Ok(Some(gathered.tensor))
             }),
-            Self::SendReceive => tensors.apart(session, |tensor| {
+            Self::SendReceive => tensors.apart(session, |buffer| {
                 // Both at the same time: if all ranks sent first, they would wait for each other.
                 let from = (rank + ranks - 1) % ranks;
-                let options = ReceiveOptions::from_rank(from).expecting(&[elements]);
+                let options = ReceiveOptions::from_rank(from).dtype(dtype).expecting(&[elements]);
                 let received = session.receive_async(options)?;
-                session.send(tensor, SendOptions::to_rank((rank + 1) % ranks))?;
+                session.send(buffer, SendOptions::to_rank((rank + 1) % ranks))?;
                 received.wait().map(Some)
             }),
             Self::Barrier => session.barrier(),

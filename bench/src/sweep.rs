@@ -1,12 +1,12 @@
 //! Measures one collective on tensors of increasing size.
 
 use gradwire_launcher::error::CommandError;
+use gradwire_proto::DType;
 use gradwire_worker::{GradwireError, Session};
 
 use super::{
     args::{Data, Sweep},
     baseline::{self, Setup},
-    element::{Value, with_type},
     flow::Flow,
     measure::{Rounds, Span, Step, check_barriers, now, repeat, seconds, slowest},
     operation::{Memory, Operation, Place, Tensors},
@@ -32,7 +32,7 @@ pub fn run(
         // Several sizes may be too small to give each rank a share.
         if elements > last {
             let data = &sweep.data;
-            report.row(with_type!(data.dtype, size(session, operation, data, elements))?)?;
+            report.row(size(session, operation, data, elements)?)?;
         }
         last = elements;
     }
@@ -49,25 +49,25 @@ pub fn barriers(
     report: &mut Report,
 ) -> Result<(), CommandError> {
     let operation = Operation::Barrier;
-    let mut call = Call::<u8>::new(session, operation, Memory::Ordinary, 0)?;
+    let mut call = Call::new(session, operation, Memory::Ordinary, DType::U8, 0)?;
     let spans = repeat(session, &rounds, &mut call)?;
     check_barriers(session, &spans)?;
     let times: Vec<_> = spans.iter().map(|span| seconds(span.start, span.end)).collect();
     report.row(Row::new(operation, session.size(), 0, 0, slowest(session, &times)?))
 }
 
-fn size<T: Value>(
+fn size(
     session: &Session,
     operation: Operation,
     data: &Data,
     elements: usize,
 ) -> Result<Row, CommandError> {
-    let bytes = (elements * size_of::<T>()) as u64;
+    let bytes = (elements * data.dtype.size()) as u64;
     let common = &data.common;
     let check = data.check_every(bytes);
     let rounds =
         Rounds { warmup: common.warmup, iters: common.iters, check, barrier: common.barrier };
-    let mut call = Call::<T>::new(session, operation, data.memory, elements)?;
+    let mut call = Call::new(session, operation, data.memory, data.dtype, elements)?;
     let spans = repeat(session, &rounds, &mut call)?;
     // Frees memory for the baseline.
     drop(call);
@@ -80,21 +80,21 @@ fn size<T: Value>(
 
 /// A blocking call, which is repeated.
 #[derive(Debug)]
-pub struct Call<'a, T: Value> {
+pub struct Call<'a> {
     session: &'a Session,
     operation: Operation,
     /// The tensor's name, different for each size.
     name: String,
     elements: usize,
-    tensors: Tensors<T>,
-    before: Pattern<T>,
+    tensors: Tensors,
+    before: Pattern,
     /// The flows of the result.
     after: Vec<Flow>,
     /// The right reduction, or the contribution of each rank.
-    sources: Vec<Pattern<T>>,
+    sources: Vec<Pattern>,
 }
 
-impl<'a, T: Value> Call<'a, T> {
+impl<'a> Call<'a> {
     /// A call on tensors of `elements` elements.
     ///
     /// # Errors
@@ -103,30 +103,32 @@ impl<'a, T: Value> Call<'a, T> {
         session: &'a Session,
         operation: Operation,
         memory: Memory,
+        dtype: DType,
         elements: usize,
     ) -> Result<Self, CommandError> {
         let (rank, ranks) = (session.rank(), session.size());
         let (before, sources) = match operation.reduction() {
             Some(op) => {
-                let mut right = Pattern::reduction(op, ranks, 0);
+                let mut right = Pattern::reduction(dtype, op, ranks, 0);
                 if operation == Operation::Allreduce(op) {
                     right = right.compressed(op, session, elements);
                 }
-                (Pattern::contribution(op, rank, ranks, 0), vec![right])
+                (Pattern::contribution(dtype, op, rank, ranks, 0), vec![right])
             }
             None => {
-                (Pattern::own(rank), (0..ranks.min(OWNERS)).map(Pattern::own).collect::<Vec<_>>())
+                let own = |rank| Pattern::own(dtype, rank);
+                (own(rank), (0..ranks.min(OWNERS)).map(own).collect::<Vec<_>>())
             }
         };
         let mine = |flow: &Flow| flow.to.is_none_or(|to| to == rank);
         let input = operation.input(rank, ranks, elements);
-        let input = Place::zeros(session, memory, input).map_err(CommandError::failed)?;
+        let input = Place::zeros(session, memory, dtype, input).map_err(CommandError::failed)?;
         Ok(Self {
             session,
             operation,
             name: format!("bench.{elements}"),
             elements,
-            tensors: Tensors { input, output: None },
+            tensors: Tensors { dtype, input, output: None },
             before,
             after: operation.flows(ranks, elements).filter(mine).collect(),
             sources,
@@ -134,9 +136,9 @@ impl<'a, T: Value> Call<'a, T> {
     }
 }
 
-impl<T: Value> Step for Call<'_, T> {
+impl Step for Call<'_> {
     fn fill(&mut self) {
-        self.before.fill(self.tensors.input.as_mut_slice());
+        self.before.fill(self.tensors.input.bytes_mut());
     }
 
     fn run(&mut self) -> Result<Span, GradwireError> {
@@ -149,21 +151,20 @@ impl<T: Value> Step for Call<'_, T> {
         if self.after.is_empty() {
             return Ok(());
         }
-        let result = self.tensors.result();
+        let (result, dtype) = (self.tensors.result(), self.tensors.dtype);
+        let (length, size) = (result.len() / dtype.size(), dtype.size());
         let expected =
             self.operation.output(self.session.rank(), self.session.size(), self.elements);
-        if result.len() != expected {
-            return Err(format!("it has {} elements, expected {expected}", result.len()));
+        if length != expected {
+            return Err(format!("it has {length} elements, expected {expected}"));
         }
         for flow in &self.after {
             let source = &self.sources[flow.from.map_or(0, |rank| rank % OWNERS) as usize];
-            let part = &result[flow.target..][..flow.count];
+            let part = &result[flow.target * size..][..flow.count * size];
             source.check(part, flow.source).map_err(|Wrong { element, got, expected }| {
                 format!(
-                    "element {} of {} {} is {got}, expected {expected}",
-                    flow.target + element,
-                    result.len(),
-                    T::DTYPE
+                    "element {} of {length} {dtype} is {got}, expected {expected}",
+                    flow.target + element
                 )
             })?;
         }

@@ -6,10 +6,10 @@
 //! are noticed. Patterns are one period long, so filling and checking cost no more than reading the
 //! tensor.
 
-use gradwire_proto::{Collective, ReduceOp};
+use gradwire_proto::{Collective, DType, ReduceOp};
 use gradwire_worker::{Compression, Session};
 
-use super::element::Value;
+use super::element::Kind;
 
 /// The period of values, in elements. It is prime, so no power of two is a multiple.
 const PERIOD: usize = 61;
@@ -18,9 +18,11 @@ const PERIOD: usize = 61;
 const REPEAT: usize = 64;
 
 /// One period of values, repeated.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Pattern<T> {
-    values: Vec<T>,
+#[derive(Debug, Clone)]
+pub struct Pattern {
+    kind: Kind,
+    /// The bytes of the elements.
+    values: Vec<u8>,
     /// The allowed relative error; 0 if arithmetic is exact.
     tolerance: f64,
     /// The additional allowed absolute error.
@@ -38,30 +40,34 @@ pub struct Wrong {
     pub expected: f64,
 }
 
-impl<T: Value> Pattern<T> {
-    fn new(tolerance: f64, value: impl Fn(usize) -> T) -> Self {
-        let period: Vec<T> = (0..PERIOD).map(value).collect();
-        Self { values: period.repeat(REPEAT), tolerance, lost: 0.0 }
+impl Pattern {
+    /// `append` appends the element with an index.
+    fn new(kind: Kind, tolerance: f64, append: impl Fn(usize, &mut Vec<u8>)) -> Self {
+        let mut period = Vec::with_capacity(PERIOD * kind.dtype.size());
+        (0..PERIOD).for_each(|index| append(index, &mut period));
+        Self { kind, values: period.repeat(REPEAT), tolerance, lost: 0.0 }
     }
 
     /// The contribution of rank `rank` of `ranks` to a reduction. `salt` varies several tensors.
-    pub fn contribution(op: ReduceOp, rank: u32, ranks: u32, salt: usize) -> Self {
-        let stride = stride::<T>(ranks);
-        Self::new(0.0, |i| T::whole(contribution(op, rank, stride, i + salt)))
+    pub fn contribution(dtype: DType, op: ReduceOp, rank: u32, ranks: u32, salt: usize) -> Self {
+        let kind = Kind::of(dtype);
+        let stride = stride(kind, ranks);
+        Self::new(kind, 0.0, |i, to| (kind.whole)(contribution(op, rank, stride, i + salt), to))
     }
 
     /// The reduction of `ranks` contributions.
-    pub fn reduction(op: ReduceOp, ranks: u32, salt: usize) -> Self {
-        let stride = stride::<T>(ranks);
+    pub fn reduction(dtype: DType, op: ReduceOp, ranks: u32, salt: usize) -> Self {
+        let kind = Kind::of(dtype);
+        let stride = stride(kind, ranks);
         let tolerance = match op {
-            ReduceOp::Sum => Self::rounding(ranks, 0.0),
+            ReduceOp::Sum => rounding(kind, ranks, 0.0),
             // The division rounds. It rounds twice if the sum was sent in a shorter type.
-            ReduceOp::Average => Self::rounding(ranks, 2.0 * T::EPSILON),
+            ReduceOp::Average => rounding(kind, ranks, 2.0 * kind.epsilon),
             _ => 0.0,
         };
-        Self::new(tolerance, |i| {
-            let all = (0..ranks).map(|rank| contribution(op, rank, stride, i + salt));
-            T::reduced(op, all, ranks)
+        Self::new(kind, tolerance, |i, to| {
+            let mut all = (0..ranks).map(|rank| contribution(op, rank, stride, i + salt));
+            (kind.reduced)(op, &mut all, ranks, to);
         })
     }
 
@@ -70,8 +76,9 @@ impl<T: Value> Pattern<T> {
     /// there, and as much as they lost the time before.
     pub fn compressed(self, op: ReduceOp, session: &Session, elements: usize) -> Self {
         let (nodes, compression) = (session.nodes().len(), session.compression());
-        let bytes = (elements * T::DTYPE.size()) as u64;
-        if nodes < 2 || !compression.quantizes(Collective::Allreduce, T::DTYPE, op, bytes) {
+        let dtype = self.kind.dtype;
+        let bytes = (elements * dtype.size()) as u64;
+        if nodes < 2 || !compression.quantizes(Collective::Allreduce, dtype, op, bytes) {
             return self;
         }
         let unit = if compression == Compression::Int8 { 254.0 } else { 16.0 };
@@ -82,22 +89,13 @@ impl<T: Value> Pattern<T> {
 
     /// The input of a rank that is moved and not reduced. It equals that of the rank [`OWNERS`]
     /// before.
-    pub fn own(rank: u32) -> Self {
-        Self::new(0.0, |i| T::whole(own(i64::from(rank), i as i64)))
-    }
-
-    /// At least `least`, and more if sums are too large to be exact, because each addition may
-    /// round.
-    fn rounding(ranks: u32, least: f64) -> f64 {
-        let largest = f64::from(ranks.div_ceil(stride::<T>(ranks))) * LARGEST as f64;
-        if T::EPSILON == 0.0 || largest <= 2.0 / T::EPSILON {
-            return least;
-        }
-        (f64::from(ranks) * T::EPSILON).max(least)
+    pub fn own(dtype: DType, rank: u32) -> Self {
+        let kind = Kind::of(dtype);
+        Self::new(kind, 0.0, |i, to| (kind.whole)(own(i64::from(rank), i as i64), to))
     }
 
     /// Fills a tensor.
-    pub fn fill(&self, tensor: &mut [T]) {
+    pub fn fill(&self, tensor: &mut [u8]) {
         for part in tensor.chunks_mut(self.values.len()) {
             part.copy_from_slice(&self.values[..part.len()]);
         }
@@ -107,23 +105,25 @@ impl<T: Value> Pattern<T> {
     ///
     /// # Errors
     /// The first wrong element.
-    pub fn check(&self, tensor: &[T], from: usize) -> Result<(), Wrong> {
+    pub fn check(&self, tensor: &[u8], from: usize) -> Result<(), Wrong> {
+        let size = self.kind.dtype.size();
         // One stored period less, so that a run can begin at any element of the first period.
-        let stretch = self.values.len() - PERIOD;
-        let values = &self.values[from % PERIOD..][..stretch];
+        let stretch = self.values.len() - PERIOD * size;
+        let values = &self.values[from % PERIOD * size..][..stretch];
         for (i, part) in tensor.chunks(stretch).enumerate() {
             if part == &values[..part.len()] {
                 continue;
             }
-            for (j, (got, expected)) in part.iter().zip(values).enumerate() {
-                let pairs = got.numbers().into_iter().zip(expected.numbers());
-                for (got, expected) in pairs {
+            let elements = part.chunks_exact(size).zip(values.chunks_exact(size)).enumerate();
+            for (j, (got, expected)) in elements.filter(|(_, (got, expected))| got != expected) {
+                let numbers = self.kind.numbers;
+                for (got, expected) in numbers(got).into_iter().zip(numbers(expected)) {
                     let near =
                         (got - expected).abs() <= self.tolerance * expected.abs() + self.lost;
                     // A value that exceeds a type's range may become NaN.
                     let both_nan = got.is_nan() && expected.is_nan();
                     if got != expected && !near && !both_nan {
-                        return Err(Wrong { element: i * stretch + j, got, expected });
+                        return Err(Wrong { element: i * stretch / size + j, got, expected });
                     }
                 }
             }
@@ -132,14 +132,24 @@ impl<T: Value> Pattern<T> {
     }
 }
 
+/// The relative error of a sum: at least `least`, and more if sums are too large to be exact,
+/// because each addition may round.
+fn rounding(kind: Kind, ranks: u32, least: f64) -> f64 {
+    let largest = f64::from(ranks.div_ceil(stride(kind, ranks))) * LARGEST as f64;
+    if kind.epsilon == 0.0 || largest <= 2.0 / kind.epsilon {
+        return least;
+    }
+    (f64::from(ranks) * kind.epsilon).max(least)
+}
+
 /// The largest contribution to a sum.
 const LARGEST: i64 = 4;
 
 /// For each element of a sum, one in this many ranks contributes. It is large enough for exact sums
 /// even in the shortest floats (64 ranks in bf16, which has 8 significant bits, and 2 in f8e5m2),
 /// and small enough for every rank to contribute to some element.
-fn stride<T: Value>(ranks: u32) -> u32 {
-    let exact = (2.0 / T::EPSILON / LARGEST as f64).clamp(1.0, 64.0);
+fn stride(kind: Kind, ranks: u32) -> u32 {
+    let exact = (2.0 / kind.epsilon / LARGEST as f64).clamp(1.0, 64.0);
     ranks.div_ceil(exact as u32).clamp(1, PERIOD as u32)
 }
 
@@ -167,59 +177,45 @@ fn own(rank: i64, i: i64) -> i64 {
 mod tests {
     use gradwire_kernels::{Combine, Finish, Store, level, reduce_finish_slices};
 
-    use gradwire_proto::DType;
-
-    use super::{super::element::with_type, *};
+    use super::*;
 
     /// The reduction, as the kernels compute it.
-    fn reduced<T: Value>(op: ReduceOp, ranks: u32, elements: usize) -> Vec<T> {
-        let mut inputs = vec![vec![T::whole(0); elements]; ranks as usize];
+    fn reduced(dtype: DType, op: ReduceOp, ranks: u32, elements: usize) -> Vec<u8> {
+        let mut inputs = vec![vec![0; elements * dtype.size()]; ranks as usize];
         for (rank, input) in inputs.iter_mut().enumerate() {
-            Pattern::contribution(op, rank as u32, ranks, 3).fill(input);
+            Pattern::contribution(dtype, op, rank as u32, ranks, 3).fill(input);
         }
-        let inputs: Vec<&[u8]> = inputs.iter().map(|input| bytemuck::cast_slice(input)).collect();
-        let mut output = vec![T::whole(0); elements];
-        let combine = Combine { dtype: T::DTYPE, op };
-        let finish = Finish { dtype: T::DTYPE, op, contributors: ranks, postscale: 1.0 };
-        let destination: &mut [u8] = bytemuck::cast_slice_mut(&mut output);
-        reduce_finish_slices(
-            level(),
-            combine,
-            1.0,
-            &finish,
-            &mut [destination],
-            &inputs,
-            Store::Cached,
-        )
-        .unwrap();
+        let inputs: Vec<&[u8]> = inputs.iter().map(|input| &input[..]).collect();
+        let mut output = vec![0; elements * dtype.size()];
+        let combine = Combine { dtype, op };
+        let finish = Finish { dtype, op, contributors: ranks, postscale: 1.0 };
+        let destinations = &mut [&mut output[..]];
+        reduce_finish_slices(level(), combine, 1.0, &finish, destinations, &inputs, Store::Cached)
+            .unwrap();
         output
-    }
-
-    fn agrees<T: Value>() {
-        for &op in ReduceOp::ALL.iter().filter(|op| op.refuses(T::DTYPE).is_none()) {
-            for ranks in [1, 2, 3, 4, 7, 16, 31, 33, 200] {
-                let mut output: Vec<T> = reduced(op, ranks, 5000);
-                let expected = Pattern::reduction(op, ranks, 3);
-                let name = format!("{} {op} of {ranks}", T::DTYPE);
-                assert_eq!(expected.check(&output, 0), Ok(()), "{name}");
-                if ranks == 3 {
-                    let right = output[4321];
-                    output[4321] = T::whole(right.numbers()[0] as i64 + 9);
-                    let wrong = expected.check(&output, 0).unwrap_err();
-                    assert_eq!(
-                        (wrong.element, wrong.expected),
-                        (4321, right.numbers()[0]),
-                        "{name}"
-                    );
-                }
-            }
-        }
     }
 
     #[test]
     fn expected_values_agree_with_the_kernels() {
         for &dtype in DType::ALL {
-            with_type!(dtype, agrees());
+            let (kind, size) = (Kind::of(dtype), dtype.size());
+            for &op in ReduceOp::ALL.iter().filter(|op| op.refuses(dtype).is_none()) {
+                for ranks in [1, 2, 3, 4, 7, 16, 31, 33, 200] {
+                    let mut output = reduced(dtype, op, ranks, 5000);
+                    let expected = Pattern::reduction(dtype, op, ranks, 3);
+                    let name = format!("{dtype} {op} of {ranks}");
+                    assert_eq!(expected.check(&output, 0), Ok(()), "{name}");
+                    if ranks == 3 {
+                        let element = &mut output[4321 * size..][..size];
+                        let right = (kind.numbers)(element)[0];
+                        let mut other = Vec::new();
+                        (kind.whole)(right as i64 + 9, &mut other);
+                        element.copy_from_slice(&other);
+                        let wrong = expected.check(&output, 0).unwrap_err();
+                        assert_eq!((wrong.element, wrong.expected), (4321, right), "{name}");
+                    }
+                }
+            }
         }
     }
 
@@ -228,46 +224,51 @@ mod tests {
     fn sums_of_f32_are_exact_in_bf16() {
         for ranks in [2, 4, 31, 64, 65, 200, 4096] {
             for salt in 0..PERIOD {
-                let sums: Pattern<f32> = Pattern::reduction(ReduceOp::Sum, ranks, salt);
-                let short = |sum: &f32| gradwire_worker::half::bf16::from_f32(*sum).to_f32();
-                assert!(sums.values.iter().all(|sum| short(sum) == *sum), "{ranks} ranks");
+                let sums = Pattern::reduction(DType::F32, ReduceOp::Sum, ranks, salt);
+                let exact = |sum: &[u8]| {
+                    let sum = bytemuck::pod_read_unaligned::<f32>(sum);
+                    gradwire_worker::half::bf16::from_f32(sum).to_f32() == sum
+                };
+                assert!(sums.values.chunks(4).all(exact), "{ranks} ranks");
             }
         }
     }
 
     #[test]
     fn results_differ_from_every_contribution() {
+        let dtype = DType::F32;
         for &op in ReduceOp::ALL {
-            let result = Pattern::<f32>::reduction(op, 4, 0);
-            let mut tensor = vec![0.0; 1000];
+            let result = Pattern::reduction(dtype, op, 4, 0);
+            let mut tensor = vec![0; 4000];
             for rank in 0..4 {
-                Pattern::contribution(op, rank, 4, 0).fill(&mut tensor);
+                Pattern::contribution(dtype, op, rank, 4, 0).fill(&mut tensor);
                 assert!(result.check(&tensor, 0).is_err(), "{op} by rank {rank} equals the result");
             }
         }
-        let mut tensor = vec![0_i8; 100];
-        Pattern::own(1).fill(&mut tensor);
-        assert_eq!(Pattern::own(1).check(&tensor, 0), Ok(()));
-        assert!(Pattern::own(0).check(&tensor, 0).is_err());
+        let own = |rank| Pattern::own(DType::I8, rank);
+        let mut tensor = vec![0; 100];
+        own(1).fill(&mut tensor);
+        assert_eq!(own(1).check(&tensor, 0), Ok(()));
+        assert!(own(0).check(&tensor, 0).is_err());
     }
 
     #[test]
     fn a_misplaced_block_is_noticed() {
-        let pattern = Pattern::<f32>::reduction(ReduceOp::Sum, 3, 0);
-        let mut tensor = vec![0.0; 1 << 16];
+        let pattern = Pattern::reduction(DType::F32, ReduceOp::Sum, 3, 0);
+        let mut tensor = vec![0; 4 << 16];
         pattern.fill(&mut tensor);
-        tensor.copy_within(0..4096, 32768);
+        tensor.copy_within(0..4 * 4096, 4 * 32768);
         assert!((32768..36864).contains(&pattern.check(&tensor, 0).unwrap_err().element));
     }
 
     #[test]
     fn a_range_begins_anywhere_in_the_pattern() {
-        let pattern = Pattern::<i32>::own(3);
-        let mut tensor = vec![0; 20_000];
+        let pattern = Pattern::own(DType::I32, 3);
+        let mut tensor = vec![0; 80_000];
         pattern.fill(&mut tensor);
         for from in [0, 1, 60, 61, 4096, 12_345] {
-            assert_eq!(pattern.check(&tensor[from..], from), Ok(()), "from {from}");
-            assert!(pattern.check(&tensor[from..], from + 1).is_err(), "from {from}");
+            assert_eq!(pattern.check(&tensor[4 * from..], from), Ok(()), "from {from}");
+            assert!(pattern.check(&tensor[4 * from..], from + 1).is_err(), "from {from}");
         }
     }
 }

@@ -297,18 +297,32 @@ impl Session {
     /// # Errors
     /// If the shape has another number of elements or is too large, or memory can't be allocated.
     pub fn tensor<T: Element>(&self, values: &[T], shape: &[usize]) -> Result<Tensor<T>> {
-        let mut tensor = Tensor::new(self.buffer_unfilled(T::DTYPE, shape)?);
-        if tensor.as_slice().len() != values.len() {
-            let text = format!(
-                "shape {shape:?} has {} elements, but {} were given",
-                tensor.as_slice().len(),
-                values.len()
-            );
+        let bytes = bytemuck::cast_slice(values);
+        Ok(Tensor::new(self.copied(T::DTYPE, sizes::shape(shape)?, bytes)?))
+    }
+
+    /// A buffer in shared memory, of one dimension, with a copy of these elements: like
+    /// [`Session::tensor`], for an element type that is known only at run time. `bytes` are in the
+    /// machine's byte order.
+    ///
+    /// # Errors
+    /// If `bytes` are not whole elements, or memory can't be allocated.
+    pub fn buffer_from(&self, dtype: DType, bytes: &[u8]) -> Result<Buffer> {
+        self.copied(dtype, sizes::elements(dtype, bytes)?, bytes)
+    }
+
+    /// A buffer with a copy of these elements.
+    pub(crate) fn copied(&self, dtype: DType, shape: Shape, bytes: &[u8]) -> Result<Buffer> {
+        let given = (bytes.len() / dtype.size()) as u64;
+        if shape.elements() != given {
+            let (dims, expected) = (shape.dims(), shape.elements());
+            let text = format!("shape {dims:?} has {expected} elements, but {given} were given");
             return Err(GradwireError::Invalid(text));
         }
-        tensor.as_mut_slice().copy_from_slice(values);
-        tensor.memory().mark_copied();
-        Ok(tensor)
+        let mut buffer = self.new_buffer(dtype, shape)?;
+        buffer.bytes_mut().copy_from_slice(bytes);
+        buffer.memory().mark_copied();
+        Ok(buffer)
     }
 
     /// Like [`Session::zeros`], for an element type that is known only at run time.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use fake::FakeDaemon;
-use gradwire_proto::{FailureKind, Secret};
+use gradwire_proto::{DType, FailureKind, Secret};
 use gradwire_worker::{
     AllreduceOptions, AlltoallOptions, BroadcastOptions, Gate, GradwireError, MAX_HELD, ReduceOp,
     Session, WaitError,
@@ -449,6 +449,8 @@ fn impossible_calls_are_named_and_start_nothing() {
         (session.allreduce_slice(&mut numbers, bits.postscale(0.5)), "to bits"),
         (session.broadcast_slice(&mut floats, BroadcastOptions::from_rank(1)), "root, rank 1"),
         (session.tensor(&[1.0f32], &[2]).map(drop), "2 elements, but 1 were given"),
+        (session.allreduce_bytes(DType::F32, &mut [0; 7], named("a")), "7 bytes are not whole"),
+        (session.buffer_from(DType::C64, &[0; 12]).map(drop), "c64, which have 8"),
         (session.zeros::<f32>(&[usize::MAX, 2]).map(drop), "shape"),
         (session.zeros::<f64>(&[1 << 52]).map(drop), "bytes"),
     ];

@@ -35,9 +35,24 @@ impl Session {
         values: &mut [T],
         options: BroadcastOptions,
     ) -> Result<()> {
-        let mut tensor = self.tensor(values, &[values.len()])?;
-        self.broadcast(&mut tensor, options)?;
-        values.copy_from_slice(tensor.as_slice());
+        self.broadcast_bytes(T::DTYPE, bytemuck::cast_slice_mut(values), options)
+    }
+
+    /// Like [`Session::broadcast_slice`], for an element type that is known only at run time: the
+    /// bytes of its elements in the machine's byte order.
+    ///
+    /// # Errors
+    /// As for [`Session::broadcast`]; also if `bytes` are not whole elements.
+    #[track_caller]
+    pub fn broadcast_bytes(
+        &self,
+        dtype: DType,
+        bytes: &mut [u8],
+        options: BroadcastOptions,
+    ) -> Result<()> {
+        let mut buffer = self.buffer_from(dtype, bytes)?;
+        self.broadcast(&mut buffer, options)?;
+        bytes.copy_from_slice(buffer.bytes());
         Ok(())
     }
 

@@ -21,7 +21,7 @@ use gradwire_bench::{
     measure::Step as _, operation::Operation, rank::Changed, sweep::Call, table::Table,
 };
 use gradwire_launcher::error::CommandError;
-use gradwire_proto::ReduceOp;
+use gradwire_proto::{DType, ReduceOp};
 use gradwire_worker::{AllgatherOptions, Session};
 
 use self::{
@@ -64,7 +64,7 @@ fn sample_steps(steps: u32) -> Vec<u32> {
 fn watched(session: &Session, options: &Resources) -> Result<Vec<Seen>, CommandError> {
     let elements = usize::try_from(options.bytes / 4).map_err(CommandError::usage)?.max(1);
     let operation = Operation::Allreduce(ReduceOp::Sum);
-    let mut call = Call::<f32>::new(session, operation, options.memory, elements)?;
+    let mut call = Call::new(session, operation, options.memory, DType::F32, elements)?;
     let mut step = |checked: bool| {
         if checked {
             call.fill();
