@@ -106,7 +106,8 @@ fn main() -> ExitCode {
 /// Writes why the daemon ends. Unlike `eprintln`, this does not panic (and change the exit code) if
 /// the reader is gone.
 fn say(what: &dyn Display) {
-    let _ = writeln!(io::stderr(), "gradwired: {what}");
+    // One call of the system, because ranks write to the same place.
+    let _ = io::stderr().write_all(format!("gradwired: {what}\n").as_bytes());
 }
 
 /// Tells the user, through the launcher if there is one.

@@ -8,9 +8,10 @@ use std::{
 
 use rustix::io::Errno;
 
-/// Writes a line to standard error and ignores errors: `eprintln` would panic without a reader.
+/// Writes a line to standard error and ignores errors: `eprintln` would panic without a reader. It
+/// is one call of the system, because others write to the same place.
 pub fn print_line(line: impl fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// The hint for an error, if the system refused a process, a pipe or memory.

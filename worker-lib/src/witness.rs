@@ -79,7 +79,8 @@ pub(crate) fn show(text: String) {
     let show = move || {
         if !WITNESS.get().is_some_and(|witness| (witness.report)(&text)) {
             // Nobody may read it.
-            let _ = writeln!(std::io::stderr(), "gradwire: {}", text.trim_end());
+            let line = format!("gradwire: {}\n", text.trim_end());
+            let _ = std::io::stderr().write_all(line.as_bytes());
         }
     };
     // A system without a free thread has other problems.

@@ -204,7 +204,7 @@ impl Waiting {
         let end = why.unwrap_or_else(|(calls, error)| End { calls, why: Why::Unwritten(error) });
         let _ = file.put_encoded(Kind::End, &end).and_then(|()| file.file.flush());
         if let Some(told) = told {
-            let _ = writeln!(io::stderr(), "gradwire: {told}");
+            let _ = io::stderr().write_all(format!("gradwire: {told}\n").as_bytes());
         }
     }
 
