@@ -19,7 +19,10 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
-use super::{known::Join, service};
+use super::{
+    known::Join,
+    service::{self, Blamed},
+};
 use crate::{
     agent::host::threads,
     error::{CommandError, limits_hint, print_line},
@@ -48,7 +51,7 @@ pub(super) async fn run(
         let failed = CommandError::failed(format!("can't run {}: {error}", program.display()));
         CommandError { code: 127, ..failed }
     })?;
-    let (mut daemon, job) = tokio::select! {
+    let (mut daemon, job, blamed) = tokio::select! {
         started = service::start(join) => started?,
         signal = endings.next() => {
             processes::kill_all(&BTreeSet::new(), Which::All).await;
@@ -58,7 +61,7 @@ pub(super) async fn run(
     let grace = join.settings.launch.grace;
     let (ranks, notices) = (Ranks::default(), daemon.stdin.take());
     let is_server = join.placement.slots == 0;
-    let mut pod = Pod { endings, signals, grace, ranks, notices, is_server, code: None };
+    let mut pod = Pod { endings, signals, grace, ranks, blamed, notices, is_server, code: None };
     for local in 0..join.placement.slots {
         match pod.ranks.start(join, local, &job, program.as_os_str(), arguments) {
             Ok((rank, pid)) => pod.notify(Notice::Started { rank, pid }).await,
@@ -80,6 +83,7 @@ struct Pod {
     signals: Passed,
     grace: Duration,
     ranks: Ranks,
+    blamed: Blamed,
     /// The daemon's standard input. It can't see by itself how ranks end, above all those that end
     /// before they attach (TELL).
     notices: Option<ChildStdin>,
@@ -100,7 +104,7 @@ impl Pod {
     /// Waits for all ranks. After a signal or the first failure, perhaps of another pod, the others
     /// end in time (WAIT).
     async fn until_ended(&mut self, daemon: &mut Child) {
-        let (mut daemon_runs, mut has_failed) = (true, false);
+        let (mut daemon_runs, mut has_failed, mut consequence) = (true, false, None);
         let mut reap = interval(REAP);
         reap.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // When the ranks are asked to end, and when they are killed.
@@ -110,7 +114,11 @@ impl Pod {
                 Some(Ok((rank, end))) = self.ranks.ends.join_next() => {
                     self.ranks.alive.remove(&rank);
                     self.notify(Notice::Ended { rank: Rank(rank), end }).await;
-                    if !end.is_well() && self.code.is_none() {
+                    if !end.is_well() && self.awaits_blamed(rank) {
+                        // It ends because of the other rank, whose end counts more (TELL).
+                        consequence = Some(end.exit_code());
+                        ask.get_or_insert(Instant::now() + REPORTING);
+                    } else if !end.is_well() && self.code.is_none() {
                         let hint = if end.hint() == SEE_OUTPUT { "" } else { end.hint() };
                         print_line(CommandError::failed(format!("rank {rank} {end}")).hint(hint));
                         self.code = Some(end.exit_code());
@@ -160,9 +168,13 @@ impl Pod {
                 }
             }
         }
-        if has_failed {
-            self.code.get_or_insert(1);
-        }
+        self.code = self.code.or(consequence).or(has_failed.then_some(1));
+    }
+
+    /// Whether the daemon has blamed another rank of this host that has not ended yet.
+    fn awaits_blamed(&self, rank: u32) -> bool {
+        let blamed = *self.blamed.borrow();
+        blamed.is_some_and(|blamed| blamed != rank && self.ranks.alive.contains_key(&blamed))
     }
 
     /// Waits for the daemon: other hosts may need it, above all if it hosts the coordinator. After

@@ -19,6 +19,7 @@ use rustix::{
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
+    sync::watch,
     time::{interval, timeout},
 };
 
@@ -55,7 +56,7 @@ pub(super) async fn run(join: &Join<'_>) -> Result<ExitCode, CommandError> {
         _ => CommandError::failed(format!("the ranks of this host can't meet: {error}")),
     })?;
     let (mut daemon, answer) = match start(join).await {
-        Ok((daemon, variables)) => (Some(daemon), Ok(variables)),
+        Ok((daemon, variables, _)) => (Some(daemon), Ok(variables)),
         Err(error) => {
             let hint =
                 if error.hint.is_empty() { String::new() } else { format!("\n{}", error.hint) };
@@ -147,8 +148,11 @@ pub(super) async fn end(daemon: &mut Child, grace: Duration) {
     }
 }
 
+/// The rank that the daemon has blamed for the end of the job; `None` as long as it has not.
+pub(super) type Blamed = watch::Receiver<Option<u32>>;
+
 /// Starts the daemon of this host. Returns the variables with which a rank attaches, as lines.
-pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandError> {
+pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String, Blamed), CommandError> {
     let limit = join.settings.start.timeout;
     let placement = &join.placement;
     let secret = join.secret.clone().unwrap_or_else(Secret::generate);
@@ -222,8 +226,8 @@ pub(super) async fn start(join: &Join<'_>) -> Result<(Child, String), CommandErr
     set("GRADWIRE_PATIENCE_MS", patience(join).as_millis().to_string());
     let mut daemon = spawn(join, &variables)?;
     let ended = timeout(limit, serving(&mut daemon)).await;
-    if let Ok(true) = ended {
-        return Ok((daemon, attach.concat()));
+    if let Ok(Some(blamed)) = ended {
+        return Ok((daemon, attach.concat(), blamed));
     }
     let _ = daemon.kill().await;
     let how = match ended {
@@ -268,18 +272,24 @@ fn spawn(join: &Join<'_>, variables: &HashMap<String, String>) -> Result<Child, 
         .map_err(|error| CommandError::system(&error))
 }
 
-/// Waits until a daemon serves; false if it ends before.
-async fn serving(daemon: &mut Child) -> bool {
-    let Some(output) = daemon.stdout.take() else { return false };
-    let mut lines = BufReader::new(output).lines();
+/// Waits until a daemon serves; `None` if it ends before.
+async fn serving(daemon: &mut Child) -> Option<Blamed> {
+    let mut lines = BufReader::new(daemon.stdout.take()?).lines();
     while let Ok(Some(line)) = lines.next_line().await {
         if let Ok(ServiceReport::Serving { .. }) = from_line(&line) {
-            // It writes more, which nobody reads; a closed pipe would be an error.
-            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-            return true;
+            let (blame, blamed) = watch::channel(None);
+            tokio::spawn(async move {
+                // To its end: a closed pipe would be an error.
+                while let Ok(Some(line)) = lines.next_line().await {
+                    if let Ok(ServiceReport::Failed { failure }) = from_line(&line) {
+                        blame.send_replace(failure.rank.map(|rank| rank.0));
+                    }
+                }
+            });
+            return Some(blamed);
         }
     }
-    false
+    None
 }
 
 #[cfg(test)]
