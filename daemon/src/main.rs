@@ -106,7 +106,7 @@ fn main() -> ExitCode {
 /// Writes why the daemon ends. Unlike `eprintln`, this does not panic (and change the exit code) if
 /// the reader is gone.
 fn say(what: &dyn Display) {
-    // One call of the system, because ranks write to the same place.
+    // One system call, because ranks write to the same place.
     let _ = io::stderr().write_all(format!("gradwired: {what}\n").as_bytes());
 }
 

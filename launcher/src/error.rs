@@ -9,7 +9,7 @@ use std::{
 use rustix::io::Errno;
 
 /// Writes a line to standard error and ignores errors: `eprintln` would panic without a reader. It
-/// is one call of the system, because others write to the same place.
+/// makes one system call, because others write to the same place.
 pub fn print_line(line: impl fmt::Display) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -219,7 +219,7 @@ fn explain(node: &Node, pb::Explain { number, save }: pb::Explain) -> pb::Explai
 /// The result of saving the recording, once it is known.
 fn saved(saving: Option<Saving>) -> pb::Saved {
     let unset = || Err("recorder.directory is not set".to_owned());
-    let (path, error) = match saving.map_or_else(unset, Saving::wait_here) {
+    let (path, error) = match saving.map_or_else(unset, Saving::wait_blocking) {
         Ok(path) => (path.display().to_string(), String::new()),
         Err(error) => (String::new(), error),
     };

@@ -66,7 +66,7 @@ impl Saving {
     }
 
     /// The same on a thread without a runtime.
-    pub(super) fn wait_here(mut self) -> Saved {
+    pub(super) fn wait_blocking(mut self) -> Saved {
         let until = Instant::now() + SAVING;
         loop {
             match self.0.try_recv() {
@@ -149,11 +149,11 @@ mod tests {
             thread::sleep(Duration::from_millis(100));
             done.send(Ok(PathBuf::from("saved"))).unwrap();
         });
-        assert_eq!(Saving(saving).wait_here().unwrap(), Path::new("saved"));
+        assert_eq!(Saving(saving).wait_blocking().unwrap(), Path::new("saved"));
         saves.join().unwrap();
         let (done, saving) = oneshot::channel();
         drop(done);
-        assert!(Saving(saving).wait_here().unwrap_err().contains("has ended"));
+        assert!(Saving(saving).wait_blocking().unwrap_err().contains("has ended"));
     }
 
     #[test]

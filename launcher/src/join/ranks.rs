@@ -114,11 +114,14 @@ impl Pod {
                 Some(Ok((rank, end))) = self.ranks.ends.join_next() => {
                     self.ranks.alive.remove(&rank);
                     self.notify(Notice::Ended { rank: Rank(rank), end }).await;
-                    if !end.is_well() && self.awaits_blamed(rank) {
+                    if end.is_well() || self.code.is_some() {
+                        continue;
+                    }
+                    if self.awaits_blamed(rank) {
                         // It ends because of the other rank, whose end counts more (TELL).
-                        consequence = Some(end.exit_code());
+                        consequence.get_or_insert(end.exit_code());
                         ask.get_or_insert(Instant::now() + REPORTING);
-                    } else if !end.is_well() && self.code.is_none() {
+                    } else {
                         let hint = if end.hint() == SEE_OUTPUT { "" } else { end.hint() };
                         print_line(CommandError::failed(format!("rank {rank} {end}")).hint(hint));
                         self.code = Some(end.exit_code());
